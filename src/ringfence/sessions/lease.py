@@ -18,7 +18,7 @@ class Lease:
 
     Attributes:
         sandbox: A `Sandbox` like any other. Using it keeps the session alive; terminating it ends
-            the session. `AsyncSandbox(lease.sandbox)` is its asynchronous twin.
+            the session. `AsyncSandbox(lease.sandbox)` is its asynchronous form.
         newly_created: False where the client had this session before.
     """
 

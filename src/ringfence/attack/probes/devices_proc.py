@@ -323,7 +323,7 @@ def make_device(_context: dict[str, Any]) -> Outcome:
     try:
         return attempt(
             lambda: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3)),
-            "mknod of /dev/null's twin",
+            "mknod of a copy of /dev/null",
         )
     finally:
         if os.path.lexists(path):

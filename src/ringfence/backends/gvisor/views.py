@@ -92,7 +92,7 @@ class Views:
         except BaseException as exc:
             said = last_words(self._errors) if self._errors >= 0 else ""
             told = (exc.strerror if isinstance(exc, Refused) else "") or str(exc)
-            self.why = f"{told.removeprefix('den: ')}{': ' if said else ''}{said}"
+            self.why = f"{told.removeprefix('mount_space: ')}{': ' if said else ''}{said}"
             self.close()
             if not isinstance(exc, Refused):
                 raise
@@ -101,7 +101,7 @@ class Views:
         """Start it; until it is there, its jailer may do something else."""
         here = host()
         owner = None if here.trusted_root else (here.uid, here.gid)
-        self.jailer.ask("den", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
+        self.jailer.ask("mount_space", {"scratch": here.scratch, "owner": owner, "device": _DEVICE})
         if here.trusted_root:
             self.first_host_id = self._backend.host_ids().take()
         self._errors = room_for_words("view-says")

@@ -28,16 +28,16 @@ CANCELLABLE = True
 """True: a waiting call can be cancelled from outside."""
 
 
-def twin(transport: AsyncTransport) -> Transport:
-    """The same for whoever cannot await."""
+def make_blocking(transport: AsyncTransport) -> Transport:
+    """Return a transport with the same arguments for callers that cannot await."""
     from .._sync.transport import Transport
 
     return Transport(*transport.arguments)
 
 
-def let_go(_transport: AsyncTransport, its_twin: Transport) -> None:
-    """Close the twin."""
-    its_twin.close()
+def let_go(_transport: AsyncTransport, blocking: Transport) -> None:
+    """Close the blocking transport."""
+    blocking.close()
 
 
 def close_when_dropped(transport: AsyncTransport, client: httpx2.AsyncClient) -> None:

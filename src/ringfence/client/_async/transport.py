@@ -20,7 +20,7 @@ from ..answers import (
     user_agent,
     with_query,
 )
-from .pauses import close_when_dropped, let_go, pause, twin
+from .pauses import close_when_dropped, let_go, make_blocking, pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class AsyncTransport:
     def blocking(self) -> Transport:
         """The same for whoever cannot await; made when first asked for."""
         if self._blocking is None:
-            self._blocking = twin(self)
+            self._blocking = make_blocking(self)
         return self._blocking
 
     @asynccontextmanager

@@ -20,12 +20,12 @@ CANCELLABLE = False
 """False: a blocking call cannot be cancelled from outside while it waits."""
 
 
-def twin(transport: Transport) -> Transport:
+def make_blocking(transport: Transport) -> Transport:
     """Itself: it does not await."""
     return transport
 
 
-def let_go(_transport: Transport, _its_twin: Transport) -> None:
+def let_go(_transport: Transport, _blocking: Transport) -> None:
     """Nothing: they are one."""
 
 

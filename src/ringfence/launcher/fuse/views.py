@@ -38,8 +38,8 @@ _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 _MOST_IDLE = 8  # are kept for who comes again
 
 
-class Den:
-    """Where they are mounted: a directory of the jailer's that no path leads to.
+class MountSpace:
+    """The jailer's own mount namespace: tenant views are mounted below a directory that no path leads to.
 
     Args:
         scratch: A directory of the host's; it looks as before.
@@ -131,8 +131,8 @@ class Views:
         server: The process, and `control` our end of its socket.
     """
 
-    def __init__(self, den: Den, server: int, control: wire.Socket) -> None:
-        self.den, self.server, self._control = den, server, control
+    def __init__(self, space: MountSpace, server: int, control: wire.Socket) -> None:
+        self.space, self.server, self._control = space, server, control
         self.users, self._is_retired = 0, False
         self._views: dict[Key, _View] = {}
 
@@ -161,8 +161,8 @@ class Views:
         shown = source() if source is not None else -1
         try:
             given = [shown] if shown >= 0 else []
-            fd, name = self.den.mount(
-                lambda device: wire.send_raw(self._control, self.den.own, [device, *given])
+            fd, name = self.space.mount(
+                lambda device: wire.send_raw(self._control, self.space.own, [device, *given])
             )
         except OSError:
             if shown >= 0:
@@ -235,7 +235,7 @@ class Views:
         os.close(view.fd)
         if view.source >= 0:
             os.close(view.source)
-        self.den.unmount(view.name)
+        self.space.unmount(view.name)
 
     def close(self) -> None:
         """Unmount all: nobody answers for them any more."""

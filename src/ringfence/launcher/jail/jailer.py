@@ -61,7 +61,7 @@ class Jailer(Parent):
         # By sandbox id, the host's own cleanup, done here only when the host is gone; see
         # zygote.Zygote.
         self.placeholders: dict[str, tuple[list[Placeholder], str]] = {}
-        self.den: views.Den | None = None
+        self.space: views.MountSpace | None = None
         self.views: dict[int, views.Views] = {}  # by the pid of who serves them
 
     def serve_one(self) -> bool:
@@ -101,14 +101,14 @@ class Jailer(Parent):
 
     # -- what jails see of the host ---------------------------------------------------------
 
-    def make_den(self, wanted: dict[str, Any], reply: wire.Socket, _fds: list[int]) -> None:
+    def make_space(self, wanted: dict[str, Any], reply: wire.Socket, _fds: list[int]) -> None:
         """Be where views can be mounted, from now on.
 
         Args:
-            wanted: What `views.Den` is told.
+            wanted: What `views.MountSpace` is told.
         """
-        if self.den is None:
-            self.den = views.Den(**wanted)
+        if self.space is None:
+            self.space = views.MountSpace(**wanted)
         wire.send_raw(reply, b"O")
 
     def show_through(self, wanted: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
@@ -118,11 +118,11 @@ class Jailer(Parent):
             wanted: "server", the pid of who answers for them, and "probe", the tree to try it with.
             fds: Our end of the server's socket.
         """
-        if self.den is None:
-            raise OSError(errno.EINVAL, "there is no den")
+        if self.space is None:
+            raise OSError(errno.EINVAL, "make the mount space first")
         for each in self.views.values():
             each.retire()
-        made = views.Views(self.den, wanted["server"], wire.adopt(os.dup(fds[0])))
+        made = views.Views(self.space, wanted["server"], wire.adopt(os.dup(fds[0])))
         self.views[made.server] = made
         maps = made.can_map_ids(wanted["probe"])
         wire.send_raw(reply, b"O1" if maps else b"O0")
@@ -242,9 +242,9 @@ class Jailer(Parent):
         """A directory that the host process has resolved, or nothing else."""
         if tree["fd"] < 0:
             return build.open_tree(tree, -1)
-        if self.den is None:
+        if self.space is None:
             return _open_tree(tree, pinned[tree["fd"]])
-        return self.den.outside(lambda: _open_tree(tree, pinned[tree["fd"]]))
+        return self.space.outside(lambda: _open_tree(tree, pinned[tree["fd"]]))
 
     # -- going into one ---------------------------------------------------------------------
 
@@ -255,8 +255,8 @@ class Jailer(Parent):
 
         self.remember(request)
         serve = aboard.serve
-        if self.den is not None and request["op"] == "mount":
-            serve = partial(self.den.from_outside, serve)
+        if self.space is not None and request["op"] == "mount":
+            serve = partial(self.space.from_outside, serve)
         fork_helper(serve, request, reply, fds)
 
     def join(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
@@ -315,7 +315,7 @@ class Jailer(Parent):
 _VERBS: dict[str, Callable[[Jailer, Any, wire.Socket, list[int]], None]] = {
     "create": Jailer.create,
     "process_image": Jailer.take_process_image,
-    "den": Jailer.make_den,
+    "mount_space": Jailer.make_space,
     "views": Jailer.show_through,
     "enter": Jailer.enter,
     "join": Jailer.join,

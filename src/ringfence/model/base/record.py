@@ -140,7 +140,7 @@ class _AsDataclass:
 
 
 class _Lazy:
-    """A class attribute that is the twin's."""
+    """A class attribute that is read from the other class."""
 
     def __init__(self, dataclass: _AsDataclass, name: str) -> None:
         self._dataclass, self._name = dataclass, name
