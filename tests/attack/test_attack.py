@@ -11,7 +11,7 @@ from ringfence.attack import inside, outside, runner
 from ringfence.attack.inside import archive
 from ringfence.attack.lab import Lab
 from ringfence.attack.outside.register import OutsideProbe
-from ringfence.attack.probes.kit import HOST_ROOT, Probe
+from ringfence.attack.probes.kit import COPIED, HOST_ROOT, PLAIN, Probe
 from ringfence.attack.result import (
     AREAS,
     ESCAPED,
@@ -94,6 +94,17 @@ def test_few_probes_end_without_a_finding(attack: list[ProbeResult]) -> None:
     ]
     assert [] == broken
     assert len(undecided) < 15
+
+
+def test_copies_of_processes_are_attacked_as_well(controls: Controls) -> None:
+    """Inside a process that goes on in a fork, each probe finds what it finds in a new sandbox."""
+    lab = controls.lab()
+    chosen = [id for id in INSIDE if runner._belongs(INSIDE[id], COPIED)]
+    if not (found := runner._run(lab, COPIED, chosen)):
+        pytest.skip("no process can be copied here")
+    wanted = runner._run(lab, PLAIN, chosen)
+    kinds = [{id: status for id, (status, _) in each.items()} for each in (found, wanted)]
+    assert kinds[1] == kinds[0]
 
 
 def test_where_no_policy_can_be_enforced_the_rest_is_attacked(

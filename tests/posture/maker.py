@@ -28,7 +28,7 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     Args:
         writable: Empty for none, where a root of its own must not have one.
         way: `claimed` is one of a pool. What ends in `limited` may reach a host. In one that is `idle`
-            nothing runs.
+            nothing runs. In a `copied` one, two processes began in the sandbox that it is a fork of.
     """
     from ringfence import Mount, NetworkPolicy, Sandbox, SandboxSpec
     from ringfence.backends.registry import backend_named
@@ -47,8 +47,10 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     if "idle" == way:
         return sandbox
     sandbox.start(PROGRAMS["threaded"])
-    sandbox.start(PROGRAMS["terminal"], pty=(24, 80))
     sandbox.start(PROGRAMS["fed"], stream_stdin=True)
+    if "copied" == way:
+        sandbox = forked(sandbox)
+    sandbox.start(PROGRAMS["terminal"], pty=(24, 80))
     sandbox.start(PROGRAMS["parent"])
     script = (
         "import os, sys, time\n"
@@ -62,6 +64,15 @@ def make(read_only: str, writable: str, way: str = "new", **options: Any) -> Any
     )
     assert sandbox.exec(["/usr/bin/python3", "-I", "-S", "-c", script]).ok
     return sandbox
+
+
+def forked(source: Any) -> Any:
+    """A fork in which both processes go on; the source ends."""
+    both = "set -- /proc/[0-9]*/task/*; until test $# -ge 5; do sleep 0.01; set -- /proc/[0-9]*/task/*; done"
+    assert source.exec(["sh", "-c", both], timeout_s=60).ok
+    (made,) = source.fork(processes="required")
+    source.terminate()
+    return made
 
 
 def start_others(sandbox: Any) -> None:

@@ -14,9 +14,10 @@ from .result import INCONCLUSIVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
+    from ..model.execs.exec import ExecResult
     from ..sandbox.sync import Sandbox
 
 PYTHON = "/usr/bin/python3"
@@ -76,6 +77,32 @@ def read_answers(probes: Sequence[str], output: str, problem: str) -> Found:
     return {id: found.get(id, (INCONCLUSIVE, f"no answer: {problem}")) for id in probes}
 
 
+def run_in_copy(
+    sandbox: Sandbox,
+    probes: Sequence[str],
+    context: dict[str, Any],
+    judge: Callable[[Sandbox, Found], Found],
+) -> Found:
+    """Run probes in a process that began in another sandbox, and goes on in a fork of that.
+
+    Args:
+        judge: Called with the fork before it ends.
+
+    Raises:
+        Unsupported: No process of it can be copied.
+    """
+    sandbox.files.write(ARCHIVE, archive())
+    waiting = sandbox.start(command("main", "copied"), stream_stdin=True, cwd="/tmp")
+    next(iter(waiting.stdout), b"")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        copy = fork.process(waiting.id)
+        assert copy.stdin is not None
+        copy.stdin.write(request(probes, context).encode())
+        copy.stdin.close()
+        return judge(fork, _answers(probes, copy.wait(_PATIENCE_S)))
+
+
 def run_inside(sandbox: Sandbox, probes: Sequence[str], context: dict[str, Any]) -> Found:
     """Run probes one by one in a sandbox."""
     sandbox.files.write(ARCHIVE, archive())
@@ -85,5 +112,9 @@ def run_inside(sandbox: Sandbox, probes: Sequence[str], context: dict[str, Any])
         timeout_s=_PATIENCE_S,
         cwd="/tmp",
     )
+    return _answers(probes, result)
+
+
+def _answers(probes: Sequence[str], result: ExecResult) -> Found:
     problem = f"{result.exit_code=} {result.signal=} {result.stderr_text[-300:]}"
     return read_answers(probes, result.stdout_text, problem)

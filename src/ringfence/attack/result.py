@@ -38,7 +38,8 @@ class ProbeResult:
         id: `area.name`.
         description: The forbidden effect, in one sentence.
         control: Where the same probe succeeds, which shows that it can; or "none: " and why not.
-        where: The kind of sandbox it ran in: plain, mounted (with host directories), or its own.
+        where: The kind of sandbox it ran in: plain, mounted (with host directories), limited (with
+            a network policy), copied (a process that goes on in a fork), or its own.
     """
 
     id: str

@@ -10,9 +10,9 @@ from ..errors import NetworkPolicyError, Unsupported
 from . import outside
 from .again import seen_from_the_host
 from .canaries import RO, RO_FILE, RW, Canaries
-from .inside import Found, registered, run_inside
+from .inside import Found, registered, run_in_copy, run_inside
 from .probes.ipc import SOCKET_OF_OWN
-from .probes.kit import BOTH, LIMITED, MOUNTED, PLAIN, Probe
+from .probes.kit import BOTH, COPIED, LIMITED, MOUNTED, PLAIN, Probe
 from .result import ESCAPED, HELD, INCONCLUSIVE, NOT_APPLICABLE, ProbeResult, worst
 from .scope import OWN_KERNEL, why_not
 
@@ -78,12 +78,12 @@ def attack_from_outside(lab: Lab) -> Iterator[ProbeResult]:
 
 
 def attack_from_inside(lab: Lab) -> list[ProbeResult]:
-    """The probes that run inside, in three kinds of sandbox: plain, with mounts, with a policy."""
+    """The probes that run inside, in four kinds of sandbox: plain, with mounts, with a policy, and forks."""
     everything = registered()
     left_out = {id: why for id in everything if (why := why_not(id, lab.backend.name))}
     probes = {id: probe for id, probe in everything.items() if id not in left_out}
     found: dict[str, list[ProbeResult]] = {id: [] for id in probes}
-    for kind in (PLAIN, MOUNTED, LIMITED):
+    for kind in (PLAIN, MOUNTED, LIMITED, COPIED):
         chosen = [id for id, probe in probes.items() if _belongs(probe, kind)]
         for id, result in _run(lab, kind, chosen).items():
             found[id].append(_judge(probes[id], kind, *result))
@@ -95,6 +95,8 @@ def _belongs(probe: Probe, kind: str) -> bool:
     """A policy opens a way out: whatever must not be reached without one is tried again."""
     if kind == LIMITED and probe.area == "network" and probe.where in (PLAIN, BOTH):
         return True
+    if kind == COPIED:
+        kind = PLAIN
     return probe.where == kind or (probe.where == BOTH and kind != LIMITED)
 
 
@@ -105,6 +107,12 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
             return seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if kind == LIMITED:
         return _run_limited(lab, chosen, context)
+    if kind == COPIED:
+        try:
+            with lab.sandbox() as sandbox:
+                return run_in_copy(sandbox, chosen, context, seen_from_the_host)
+        except Unsupported:
+            return {}  # so no process can come by a fork
     context["targets"] = [RO, RW, RO_FILE]
     try:
         mounted = lab.mounted()

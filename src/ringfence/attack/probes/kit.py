@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 ESCAPED, HELD, INCONCLUSIVE = "escaped", "held", "inconclusive"
 PLAIN, MOUNTED, BOTH = "plain", "mounted", "both"
+COPIED = "copied"  # a process that goes on in a fork; every plain probe
 LIMITED = "limited"  # a policy that allows one service of the host; every plain network probe too
 
 # Where a probe must fire; anything else is "none: " and the reason why no control can be had.

@@ -48,6 +48,12 @@ def main() -> None:
         os.write(1, answer.encode() + b"\n")
 
 
+def copied() -> None:
+    """`main`, once it was copied: it says that it waits for standard input."""
+    os.write(1, b"\n")
+    main()
+
+
 def _open_descriptors() -> list[int]:
     found = []
     for name in os.listdir("/proc/self/fd"):
