@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.native.live_copies import NativeTemplate
 from ringfence.backends.native.sandbox import NativeSandbox
-from ringfence.contexts.frames import argv_of
 from ringfence.errors import (
     ExecNotFound,
     InvalidRequest,
@@ -25,7 +22,6 @@ from ringfence.errors import (
 )
 from ringfence.launcher.live import steps
 from ringfence.linux import libc
-from ringfence.model.calls import make_request
 from ringfence.sandbox import marks as marks_of
 from tests.posture.reading import Process, processes_in
 
@@ -53,18 +49,6 @@ random.seed(7)
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox.create() as made:
         yield made
-
-
-def helpers() -> set[int]:
-    """Processes that make copies, and templates."""
-    found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if "ringfence-copy\n" == Path(f"/proc/{pid}/comm").read_text():
-                found.add(int(pid))
-        except OSError:
-            continue
-    return found
 
 
 def native(sandbox: Sandbox) -> NativeSandbox:
@@ -255,65 +239,6 @@ def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> Non
     context.let_go()
 
 
-_HOSTILE = {
-    "handlers of the C library's signals": """
-import ctypes
-handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda n: None)
-class Action(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulong) for name in ('handler', 'flags', 'restorer', 'mask')]
-place = ctypes.cast(handler, ctypes.c_void_p).value
-for n in (32, 33):
-    action = Action(place, 0x04000000, place, 0)
-    ctypes.CDLL(None).syscall(13, n, ctypes.byref(action), None, 8)
-""",
-    "ten thousand mappings": """
-import mmap
-private, rights = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, (mmap.PROT_READ, 3)
-maps = [mmap.mmap(-1, 4096, prot=rights[n % 2], flags=private) for n in range(10_000)]
-""",
-    "four sparse GiB": """
-import mmap
-sparse = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
-sparse[3 << 30] = 7
-""",
-    "a pending signal": """
-import signal, threading
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-""",
-    "not dumpable": "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
-    "a link in place of an open file": """
-import os; opened = open('/tmp/opened', 'w+'); opened.write('mine'); opened.flush()
-os.rename('/tmp/opened', '/tmp/elsewhere'); os.symlink('/proc/1/mem', '/tmp/opened')
-""",
-    "memory that changes meanwhile": """
-import threading
-busy = bytearray(1 << 20)
-def change():
-    while True:
-        for i in range(0, len(busy), 4096): busy[i] = (busy[i] + 1) % 256
-threading.Thread(target=change, daemon=True).start()
-""",
-}
-
-
-@pytest.mark.parametrize("what", _HOSTILE)
-def test_a_hostile_context_is_copied_right_or_refused(sandbox: Sandbox, what: str) -> None:
-    sandbox.run_code("kept = 3")
-    assert sandbox.run_code(_HOSTILE[what]).error is None
-    forks = sandbox.fork(2)
-    with forks[0], forks[1]:
-        for fork in forks:
-            report = fork.fork_report
-            assert report is not None
-            if report.has_processes:
-                assert "3" == fork.run_code("kept").text
-                assert "1000\n" == fork.run_code("!id -u").logs[0].text
-            else:
-                assert report.reason
-        assert "3" == sandbox.run_code("kept").text
-
-
 @pytest.mark.root
 def test_a_copy_is_as_locked_down_as_its_source(sandbox: Sandbox) -> None:
     """But for its streams and its socket, which are new ones, all that the kernel tells is the same."""
@@ -360,37 +285,6 @@ def test_no_copy_has_the_key_of_its_filter(sandbox: Sandbox) -> None:
         wanted = code[at - 4 : at + 12]
         assert wanted in plan["seccomp"]
         assert wanted not in memory_of(only_context(fork).pid)
-
-
-@pytest.mark.root
-def test_what_makes_copies_may_be_killed_at_any_time(sandbox: Sandbox) -> None:
-    """The source goes on, whether it stands still then or not, and nothing is left."""
-    sandbox.run_code("kept = 9")
-    before = helpers()
-    for kills_after in ("stop", "load", "copy"):
-        run = sandbox._its_contexts.running()[0][0]._process._pump.run
-        template = NativeTemplate(native(sandbox), run)
-        if kills_after != "stop":
-            template.release()
-            template.load()
-        if kills_after == "copy":
-            with Sandbox.create() as other:
-                wanted = make_request(argv_of("python"), stream_stdin=True)
-                _, go_on = template.copy(other._inner, wanted, template.ids)
-                signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
-                template.close()
-                go_on()
-            continue
-        signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
-        template.close()
-        assert "9" == sandbox.run_code("kept").text
-    assert "9" == sandbox.run_code("kept").text
-    give_up = time.monotonic() + 10
-    while helpers() - before and time.monotonic() < give_up:
-        time.sleep(0.01)
-    assert set() == helpers() - before
-    alone = [each for each in processes_in(native(sandbox).pid) if "python" in each.command[0]]
-    assert 1 == len(alone)
 
 
 def test_a_failed_copy_leaves_no_fork(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Run a command on a kernel that lacks some calls: `python refusing.py ERRNO NUMBER,… COMMAND…`.
 
 A system-call filter answers them with ERRNO, for the command and everything that it starts.
+NUMBER:WORD is refused only where its second argument is WORD, such as one request of ioctl(2).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ringfence.linux import privileges, seccomp
 # include/uapi/linux/bpf_common.h, seccomp.h
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, ANSWER = 0x7FFF0000, 0x00050000
-NUMBER_AT = 0  # of the call, in struct seccomp_data
+NUMBER_AT, SECOND_AT = 0, 24  # of the call, in struct seccomp_data
 
 CLONE3, OPEN_TREE, MOUNT_SETATTR, LANDLOCK_CREATE_RULESET = 435, 428, 442, 444  # on every machine
 
@@ -31,9 +32,26 @@ def compile_refusal(number: int, calls: list[int]) -> bytes:
     return b"".join([line(LOAD_WORD, 0, 0, NUMBER_AT), *matches, *ends])
 
 
+def compile_request_refusal(number: int, call: int, word: int) -> bytes:
+    """The same for a call whose second argument is `word`."""
+    lines = (
+        (LOAD_WORD, 0, 0, NUMBER_AT),
+        (JUMP_IF_EQUAL, 0, 2, call),
+        (LOAD_WORD, 0, 0, SECOND_AT),
+        (JUMP_IF_EQUAL, 1, 0, word),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, ANSWER | number),
+    )
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
 def main() -> None:
     number, calls, *command = sys.argv[1:]
     privileges.set_no_new_privs()
+    call, _, word = calls.partition(":")
+    if word:
+        seccomp.install_filter(compile_request_refusal(int(number), int(call), int(word, 16)))
+        os.execvp(command[0], command)
     seccomp.install_filter(compile_refusal(int(number), [int(call) for call in calls.split(",")]))
     os.execvp(command[0], command)
 

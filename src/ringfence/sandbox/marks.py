@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
-from ..errors import LifecycleError, ResourceExhausted
+from ..backends.local.host import owner
+from ..errors import LifecycleError, ResourceExhausted, SnapshotNotFound, Unsupported
+from ..model.fork import ForkReport
 from .live_fork import LiveFork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ..backends.protocol import Backend, BackendSandbox
-    from ..model.fork import ForkReport
     from ..model.spec import SandboxSpec
 
 MOST_MARKS = 64
 """Marks of one process that are kept at once: each has processes and memory of its own."""
 
+OWNER = "ringfence.mark"
+"""Metadata of a mark's snapshot: the process that keeps it. See `owner.label`."""
+
 _lock = threading.Lock()
 _kept: set[str] = set()
+_swept: set[tuple[int, int]] = set()  # process and backend
+
+
+def _sweep(home: Backend) -> None:
+    """Delete the snapshots of marks whose process was killed."""
+    key = os.getpid(), id(home)
+    with _lock:
+        if key in _swept:
+            return
+        _swept.add(key)
+    for snapshot in home.snapshots():
+        kept_by = owner.read(snapshot.metadata.get(OWNER, "").split("."))
+        if kept_by is not None and owner.is_gone(kept_by):
+            try:
+                home.delete_snapshot(snapshot.id)
+            except SnapshotNotFound:
+                pass  # another process does the same
 
 
 class Mark:
@@ -42,12 +65,13 @@ class Mark:
 
     def __init__(self, sandbox: Any, home: Backend, processes: str) -> None:
         self.sandbox_id = sandbox.id
-        self._home = home
+        self._home, self._processes = home, processes
         self._is_closed = True
         self._live = LiveFork(sandbox)
         self.report: ForkReport = self._live.stop(processes)
         try:
-            self.id: str = sandbox._inner.snapshot({}).id
+            _sweep(home)
+            self.id: str = sandbox._inner.snapshot({OWNER: owner.label()}).id
             self._is_closed = False
             self._live.load()
             with _lock:
@@ -74,13 +98,28 @@ class Mark:
         self.check()
         return self._home.restore(self.id, spec)
 
-    def put_into(self, fork: Any) -> None:
-        """Make a copy of each context.
+    def branch(self, make: Callable[[BackendSandbox], Any], spec: SandboxSpec) -> Any:
+        """Make a fork, in which what was marked goes on.
 
         Args:
-            fork: A sandbox made by `restore`, in which nothing has run.
+            make: Makes a fork of a sandbox that was restored.
+
+        Raises:
+            LifecycleError: It is closed.
+            Unsupported: A copy that is required could not be made; nothing is left.
         """
-        self._live.put_into(fork)
+        fork = make(self.restore(spec))
+        fork._fork_report = self.report
+        try:
+            self._live.put_into(fork)
+        except BaseException as exc:
+            fork.terminate()
+            if self._processes != "auto" or not isinstance(exc, Unsupported):
+                raise
+            # What was marked could be copied, and this one copy failed: the kernel refused a step of it.
+            fork = make(self.restore(spec))
+            fork._fork_report = ForkReport(self.sandbox_id, reason=exc.message)
+        return fork
 
     def put_back(self, sandbox: Any) -> None:
         """Let each context of the sandbox, which has just been restored, go on from here."""

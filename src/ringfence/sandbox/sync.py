@@ -571,13 +571,16 @@ class Sandbox:
         applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), self.id, **given)
         mark = at or self.mark(processes=processes)
         made: list[Sandbox] = []
+
+        def make(inner: BackendSandbox) -> Sandbox:
+            fork = type(self)(inner, wanted)
+            fork._home = self._home
+            fork._template += [os.dup(fd) for fd in self._template]
+            return fork
+
         try:
             for _ in range(n):
-                fork = type(self)(mark.restore(applied), wanted)
-                made.append(fork)
-                fork._home, fork._fork_report = self._home, mark.report
-                fork._template += [os.dup(fd) for fd in self._template]
-                mark.put_into(fork)
+                made.append(mark.branch(make, applied))
         except BaseException:
             for each in made:
                 each.terminate()

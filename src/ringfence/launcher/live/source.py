@@ -20,13 +20,14 @@ _CALL = b"\x0f\x05"  # syscall
 _PR_GET_TID_ADDRESS, _PR = 40, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
 _CLONE_PARENT, _SIGCHLD = 0x8000, 17
-_FILTERS = 2  # of each program: see `lockdown.seal`
+_FILTERS = 2  # of each program beside ours: see `lockdown.seal`
 _O_PATH = 0o10000000
 _READ_ONLY = 1  # ST_RDONLY
 # fs/signal: what a system call that a signal interrupted has in rax, to begin again.
 _RESTARTS = (-512, -513, -514, -516)
 _SCRATCH = 1024
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_CLOEXEC = os.O_CLOEXEC
 _RESOLVE = 0x04 | 0x02 | 0x10  # openat2(2): NO_SYMLINKS, NO_MAGICLINKS, IN_ROOT
 
 
@@ -130,6 +131,7 @@ class Source:
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
         self.cwd = self.exe = ""
+        self._root = -1
         self._stopped: dict[int, tracing.Thread] = {}
 
     def stop(self) -> None:
@@ -142,8 +144,12 @@ class Source:
         try:
             self._stop_threads()
             self._check()
-            self._read_mappings()
-            self._read_descriptors()
+            self._root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | _CLOEXEC)
+            try:
+                self._read_mappings()
+                self._read_descriptors()
+            finally:
+                os.close(self._root)
             self._ask_threads()
             self._clone()
         except BaseException:
@@ -194,8 +200,8 @@ class Source:
         if self.pid not in self._stopped:
             raise CannotCopy("its first thread has ended")
 
-    def _facts(self, task: str = "") -> dict[str, str]:
-        text = _read(f"/proc/{self.pid}{task}/status").decode("utf-8", "replace")
+    def _facts(self, task: str = "", pid: int | str = "") -> dict[str, str]:
+        text = _read(f"/proc/{pid or self.pid}{task}/status").decode("utf-8", "replace")
         pairs = (line.partition(":") for line in text.splitlines())
         return {key: value.strip() for key, _, value in pairs}
 
@@ -204,7 +210,9 @@ class Source:
         facts = self._facts()
         if int(facts["CapEff"], 16) or len(set(facts["Uid"].split())) > 1:
             raise CannotCopy("it has capabilities, or several user ids")
-        if facts["Seccomp"] != "2" or int(facts.get("Seccomp_filters", _FILTERS)) != _FILTERS:
+        # A container's filter around us is around each sandbox and each copy as well.
+        around = int(self._facts(pid="self").get("Seccomp_filters", 0))
+        if int(facts.get("Seccomp_filters", around + _FILTERS)) != around + _FILTERS:
             raise CannotCopy("it has a system-call filter of its own")
         fields = _read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()
         if int(fields[3]) != self.pid:
@@ -231,7 +239,6 @@ class Source:
             self.mappings = [Mapping(line) for line in file]
         if len(self.mappings) > MOST_MAPPINGS:
             raise CannotCopy(f"it has more than {MOST_MAPPINGS} mappings")
-        root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         known: dict[tuple[int, int], int] = {}
         try:
             for mapping in self.mappings:
@@ -240,23 +247,25 @@ class Source:
                 if mapping.is_shared and (mapping.rights & 2 or not mapping.inode):
                     raise CannotCopy(f"it shares memory: {_shown(mapping.name)}")
                 if mapping.inode:
-                    self._find_file(root, mapping, known)
+                    self._find_file(mapping, known)
         finally:
-            os.close(root)
             for fd in known.values():
                 if fd >= 0:
                     os.close(fd)
-        vdso = next(each for each in self.mappings if each.name == b"[vdso]")
+        vdso = [each for each in self.mappings if each.name == b"[vdso]"]
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
-            self.vdso = os.pread(memory.fileno(), vdso.size, vdso.start)
-        self._gadget = vdso.start + self.vdso.index(_CALL)
+            for each in vdso:
+                self.vdso = os.pread(memory.fileno(), each.size, each.start)
+        if _CALL not in self.vdso:  # unmapped, or written over
+            raise CannotCopy("its vdso is not the kernel's")
+        self._gadget = vdso[0].start + self.vdso.index(_CALL)
 
-    def _find_file(self, root: int, mapping: Mapping, known: dict[tuple[int, int], int]) -> None:
+    def _find_file(self, mapping: Mapping, known: dict[tuple[int, int], int]) -> None:
         """Open the file of a mapping where nobody inside can write to it; else its content is copied."""
         key = mapping.device, mapping.inode
         if key not in known:
             for name in (mapping.name, self.files.get(key, b"")):
-                known[key] = _open_read_only(root, mapping, name)
+                known[key] = _open_read_only(self._root, mapping, name)
                 if known[key] >= 0:
                     self.files[key] = name
                     break
@@ -265,7 +274,7 @@ class Source:
         else:
             if mapping.name.endswith(b" (deleted)"):
                 raise CannotCopy(f"it maps a file that was removed: {_shown(mapping.name)}")
-            size = _size_of(root, mapping)
+            size = _size_of(self._root, mapping)
             left = max(0, -(-(size - mapping.offset) // 4096) * 4096)
             mapping.size = min(mapping.size, left)
 
@@ -282,6 +291,7 @@ class Source:
         self._read_pairs()
         self.cwd = os.readlink(f"/proc/{self.pid}/cwd")
         self.exe = os.readlink(f"/proc/{self.pid}/exe")
+        self._find(self.exe, os.stat(f"/proc/{self.pid}/exe"), "its program")
 
     def _descriptor(self, number: int) -> Descriptor:
         target = os.readlink(f"/proc/{self.pid}/fd/{number}")
@@ -322,16 +332,30 @@ class Source:
         if kind == stat.S_IFCHR and target in _DEVICES:
             position = 0
         elif kind not in (stat.S_IFREG, stat.S_IFDIR):
-            raise CannotCopy(
-                f"descriptor {number} is {_shown(target.encode())}, a device or a pipe"
-            )
+            raise CannotCopy(f"descriptor {number} is {_shown(target)}, a device or a pipe")
         if not status.st_nlink:
             raise CannotCopy(f"descriptor {number} is a file that was removed")
+        self._find(target, status, f"descriptor {number}")
         if flags & _O_PATH:
             raise CannotCopy(f"descriptor {number} is a place, and no open file")
         found = Descriptor("file", flags)
         found.path, found.position = target, position
         return found
+
+    def _find(self, path: str, wanted: os.stat_result, what: str) -> None:
+        """Refuse a file that is not where the kernel says: a copy opens it by its path."""
+        try:
+            fd = files.openat2(self._root, path, os.O_PATH | _CLOEXEC, resolve=_RESOLVE)
+        except PermissionError:
+            return  # of another user inside: the copy finds out
+        except OSError as exc:
+            raise CannotCopy(f"{what} is not at {_shown(path)}: {exc.strerror}") from None
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
+                raise CannotCopy(f"{what} is not the file at {_shown(path)}")
+        finally:
+            os.close(fd)
 
     def _find_shared(self) -> None:
         """Find descriptors of one open file, which share their position: kcmp(2), KCMP_FILE."""
@@ -428,8 +452,12 @@ class Source:
             if is_first:
                 self._ask_process(thread, memory, scratch)
         finally:
-            os.pwrite(memory, saved, scratch)
-            thread.restore()
+            try:
+                os.pwrite(memory, saved, scratch)
+            except OSError:
+                raise CannotCopy("a thread of it has a stack that it cannot write to") from None
+            finally:
+                thread.restore()
 
     def _ask_process(self, thread: tracing.Thread, memory: int, scratch: int) -> None:
         for number in range(1, 65):
@@ -564,8 +592,9 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _shown(name: bytes) -> str:
-    return name.decode("utf-8", "replace")[:200] or "memory without a name"
+def _shown(name: str | bytes) -> str:
+    data = name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+    return data.decode("utf-8", "replace")[:200] or "memory without a name"
 
 
 def describe(source: Source) -> dict[str, Any]:
