@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 
 from ringfence import AsyncSandbox, Sandbox
 from ringfence.contexts import CellError, Context, Result
-from ringfence.errors import ExecNotFound, InvalidRequest, LifecycleError, Unsupported
+from ringfence.errors import ExecNotFound, InvalidRequest, LifecycleError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOWN = """
@@ -298,32 +297,3 @@ async def test_without_blocking(sandbox: Sandbox) -> None:
         assert "1" == (await context.run("x", timeout_s=60)).text, "cancelled is interrupted"
         assert ["x"] == [each["name"] for each in await context.variables()]
     assert "2" == (await held.run_code("1 + 1")).text
-
-
-def test_bash_keeps_its_state(sandbox: Sandbox) -> None:
-    with sandbox.context("bash", env={"GIVEN": "g"}) as context:
-        context.run('x=41; cd /tmp; f() { echo "f $1 $GIVEN"; }')
-        found = context.run("echo $((x + 1))\npwd; f a; echo 'it''s' >&2; cat")
-
-        assert ("42\n/tmp\nf a g\n", "its\n", None) == (found.stdout, found.stderr, found.error)
-        assert CellError("ExitStatus", "3") == replace(
-            context.run("(exit 3)").error or CellError("", ""), traceback=""
-        )
-        assert "syntax error" in context.run("if").stderr
-        with pytest.raises(Unsupported):
-            context.variables()
-
-
-@pytest.mark.parametrize(
-    "endless",
-    ["sleep 1000; echo no", "while :; do :; done", "g() { while :; do sleep 1; done; }; g"],
-)
-def test_bash_is_interrupted_and_keeps_its_state(sandbox: Sandbox, endless: str) -> None:
-    with sandbox.context("bash") as context:
-        context.run("x=41")
-        found = context.run(endless, timeout_s=0.3)
-
-        assert "variables are kept" in str(found.error)
-        assert "41\n" == context.run("echo $x").stdout
-        assert "bash has ended" in str(context.run("sleep 1000 & exit 3", timeout_s=60).error)
-        assert "fresh\n" == context.run("echo fresh$x").stdout

@@ -12,7 +12,7 @@ from typing import Protocol
 from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..model.base import checks
 from .execution import Cell, CellError, Execution
-from .frames import BrokenFrameError, Reader, argv_of, python_kernel, request
+from .frames import BrokenFrameError, Reader, argv_of, kernel_of, request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 PYTHON = "python"
 BASH = "bash"
-LANGUAGES = (PYTHON, BASH)
+NODE = "node"
+LANGUAGES = (PYTHON, BASH, NODE)
+LISTS_VARIABLES = (PYTHON, NODE)
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
 _SEND_S = 30.0
@@ -60,7 +62,7 @@ class Context:
 
     Attributes:
         id: Of the exec that runs it. `restart` changes it.
-        language: `python` or `bash`.
+        language: `python`, `bash` or `node`.
     """
 
     def __init__(
@@ -91,7 +93,11 @@ class Context:
         self.id: str = process.id
         _at_end(process, inbox.end)
         try:
-            self._send(python_kernel())
+            try:
+                self._send(kernel_of(self.language))
+            except RingfenceError:
+                if not inbox.ready.wait(GRACE_S):  # it has ended, and says why
+                    raise
             if not inbox.ready.wait(START_S):
                 raise ExecError(f"the context did not start within {START_S:.0f} s")
             if inbox.reason:
@@ -270,9 +276,9 @@ class Context:
         Raises:
             LifecycleError: The context has ended.
             ExecError: A `repr` failed or took too long.
-            Unsupported: The language is not Python.
+            Unsupported: The language is bash.
         """
-        if self.language != PYTHON:
+        if self.language not in LISTS_VARIABLES:
             raise Unsupported(
                 f"variables of {self.language} are not listed", hint="run `declare -p`"
             )

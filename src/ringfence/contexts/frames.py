@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 from ..errors import InvalidRequest
@@ -39,11 +40,28 @@ _BOOT = (
     "s,_,r=b.partition(b'\\0')\n"
     "exec(compile(s,'<ringfence kernel>','exec'),{'__name__':'ringfence_kernel','REST':r})"
 )
+# Node can make no pipe and move no descriptor: the shell gives it a pipe each for 1 and 2, with the
+# ends that read at 8 and 9, and the streams of the exec at 6 and 7.
+_NODE = (
+    "command -v node >/dev/null || { echo node is not installed >&2; exit 127; }\n"
+    "exec 6>&1 7<&0\n"
+    ": | { exec 8<&0; : | {\n"
+    "exec 9<&0 </dev/null >/proc/self/fd/8 2>/proc/self/fd/9\n"
+    'exec node --no-force-async-hooks-checks -e "$BOOT"; }; }\n'
+)
+_NODE_BOOT = (
+    "{const f=require('fs'),p=Buffer.alloc(65536);let b=Buffer.alloc(0),n;"
+    "while((n=b.indexOf(0))<0){const c=f.readSync(7,p);if(!c)process.exit(1);"
+    "b=Buffer.concat([b,p.subarray(0,c)])}"
+    "const REST=b.subarray(n+1);eval(b.subarray(0,n).toString())}"
+)
 MARK = "ringfence-context"
 
 
 def argv_of(language: str) -> list[str]:
     """Build the command of a kernel; it ends with a mark and the language."""
+    if language == "node":
+        return ["sh", "-c", f"BOOT={shlex.quote(_NODE_BOOT)}\n{_NODE}", MARK, language]
     return ["python3", "-c", _BOOT, MARK, language]
 
 
@@ -52,9 +70,10 @@ def language_of(argv: Sequence[str]) -> str:
     return argv[-1] if len(argv) > 2 and argv[-2] == MARK else ""
 
 
-def python_kernel() -> bytes:
-    """Read the source that the bootstrap reads first."""
-    return Path(__file__).with_name("kernel.py").read_bytes() + b"\0"
+def kernel_of(language: str) -> bytes:
+    """Read the source that the bootstrap of a language reads first."""
+    name = "kernel.js" if language == "node" else "kernel.py"
+    return Path(__file__).with_name(name).read_bytes() + b"\0"
 
 
 def request(do: str, **fields: object) -> bytes:

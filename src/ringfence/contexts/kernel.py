@@ -294,7 +294,7 @@ class Shell:
         import subprocess
 
         self._reports, report = os.pipe()
-        fds = (report, wire.ends[2])
+        fds = (report, wire.ends[1], wire.ends[2])
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "--noediting", "-i"],
             stdin=subprocess.PIPE,
@@ -305,7 +305,8 @@ class Shell:
         )
         os.close(report)
         self._fd, self._count = report, 0
-        self._give(f"set +o history +H; exec 2>&{fds[1]}\n")
+        self._streams = f"exec >&{fds[1]} 2>&{fds[2]}"  # what an earlier cell closed is back
+        self._give("set +o history +H\n")
 
     def _give(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -319,7 +320,7 @@ class Shell:
         """Evaluate code; return its status, None if bash ended by it."""
         import shlex
 
-        self._give(f"eval {shlex.quote(code)} </dev/null\n")
+        self._give(f"{self._streams}; eval {shlex.quote(code)} </dev/null\n")
         self._ask()
         was_interrupted, reports = False, b""
         while True:

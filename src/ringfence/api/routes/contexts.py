@@ -9,7 +9,7 @@ from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
-from ...contexts.context import LANGUAGES, PYTHON, variables_of
+from ...contexts.context import LANGUAGES, LISTS_VARIABLES, PYTHON, variables_of
 from ...contexts.execution import Result
 from ...contexts.frames import MOST_CODE_BYTES, argv_of, language_of, request
 from ...errors import ExecError, ExecNotFound, LifecycleError, TooManyRequests, Unsupported
@@ -257,10 +257,10 @@ async def events(
 async def variables(
     sandbox_id: str, context_id: ContextId, service: TheService, execs: TheExecs, caller: TheCaller
 ) -> Response:
-    """List the variables of a Python context."""
+    """List the variables of a context of Python or Node."""
     run = await _live(service, execs, caller, sandbox_id, context_id)
-    if language_of(run.view().argv) != PYTHON:
-        raise Unsupported("variables are listed for Python only", hint="run `declare -p`")
+    if language_of(run.view().argv) not in LISTS_VARIABLES:
+        raise Unsupported("variables of bash are not listed", hint="run `declare -p`")
     sending, cell_id = sending_of(service), new_cell(run)
     await sending.send(run, request("variables", cell=cell_id))
     found = Events(service, sending, run, cell_id, cell_offset(run, cell_id), _VARIABLES_S)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...contexts.context import GRACE_S, START_S
 from ...contexts.execution import Cell, CellError
-from ...contexts.frames import BrokenFrameError, Reader, python_kernel, request
+from ...contexts.frames import BrokenFrameError, Reader, kernel_of, language_of, request
 from ...errors import ExecError, ExecNotFound, RingfenceError
 from ...execs.run import Run
 from ...spool.order import ERR, OUT
@@ -71,7 +71,7 @@ async def begin(run: Run, sending: Sending) -> None:
     """
     try:
         with Bell(run) as bell, SpoolReader(run.spool.tracks[OUT], 0) as spool:
-            await sending.send(run, python_kernel())
+            await sending.send(run, kernel_of(language_of(run.view().argv)))
             until, reader = time.monotonic() + START_S, Reader()
             while time.monotonic() < until:
                 bell.clear()

@@ -186,7 +186,9 @@ CODE = Command(
         Option(
             "context", "ID", "context to use; default: the oldest of the language, else a new one"
         ),
-        Option("language", "NAME", "python or bash; default: python", words="python bash"),
+        Option(
+            "language", "NAME", "python, bash or node; default: python", words="python bash node"
+        ),
         Option("new", "", "begin a new context"),
         Option("timeout", "TIME", "interrupt the code after TIME, such as 10s; default: no limit"),
         Option("list", "", "list the contexts of the sandbox instead", short="l"),

@@ -19,7 +19,6 @@ from mcp_types import (
 )
 from pydantic import Field
 
-from ...contexts import LANGUAGES as CONTEXTS
 from ...model.mount import OUTPUTS_DIR
 from .. import outcome
 from .racing import MOST_BRANCHES, race
@@ -49,10 +48,8 @@ IMAGE_BYTES = 4 << 20
 FETCH_BYTES = 8 << 20
 MOST_ENTRIES = 1000
 SETTLING_S = 0.2
-LANGUAGES = {
-    "javascript": ("node", ".js"),
-    "sh": ("sh", ".sh"),
-}
+LANGUAGES = {"sh": ("sh", ".sh")}
+_CONTEXTS = {"python": "python", "bash": "bash", "javascript": "node", "node": "node"}
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -97,15 +94,15 @@ class Tools:
         timeout_s: Timeout = 120,
         sandbox: Name = "",
     ) -> Annotated[CallToolResult, CommandAnswer]:
-        """Run code. Python and bash keep variables between calls, as in a notebook."""
-        if language not in (*LANGUAGES, *CONTEXTS):
+        """Run code. All but sh keep variables between calls, as in a notebook."""
+        if language not in (*LANGUAGES, *_CONTEXTS):
             raise ToolError(
-                f"no language {language!r}; one of {', '.join((*CONTEXTS, *LANGUAGES))}"
+                f"no language {language!r}; one of {', '.join((*_CONTEXTS, *LANGUAGES))}"
             )
         async with self._sandboxes.serving(ctx, sandbox) as held:
             assert held.sandbox is not None
-            if language in CONTEXTS:
-                return await _run_cell(ctx, held, code, language, timeout_s)
+            if language in _CONTEXTS:
+                return await _run_cell(ctx, held, code, _CONTEXTS[language], timeout_s)
             program, suffix = LANGUAGES[language]
             path = f"/tmp/code-{secrets.token_hex(8)}{suffix}"
             await held.sandbox.files.write(path, code)
