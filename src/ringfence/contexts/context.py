@@ -292,7 +292,7 @@ class Context:
         error, results = cell.execution.error, cell.execution.results
         if error is not None or not results:
             raise ExecError(f"variables cannot be listed: {error.value if error else 'no answer'}")
-        return variables_of(results[-1])
+        return variables_of(results[-1].json)
 
     # -- ending -------------------------------------------------------------------------------
 
@@ -439,9 +439,8 @@ def _write_within(stdin: Any, data: bytes, deadline: float) -> None:
             os.close(fd)
 
 
-def variables_of(result: Result) -> list[dict[str, str]]:
-    """Read the list that a kernel sent as a result."""
-    form = result.json
+def variables_of(form: object) -> list[dict[str, str]]:
+    """Read the JSON list that a kernel sent as a result."""
     return [
         {key: str(each.get(key, "")) for key in ("name", "type", "value")}
         for each in (form if isinstance(form, list) else ())

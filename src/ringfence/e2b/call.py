@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from ..api.access.caller import Caller
+from ..api.bodies import SHORT
 from ..api.service import Service
+from ..api.thread_pools import PARSING
 from ..execs.execs import Execs
 from ..sessions.live import Live
 from .codec import Inflate, json_object
@@ -119,7 +121,15 @@ class Call:
             text += data
             if len(text) > most:
                 raise ApiError(_TOO_LARGE, f"the body is larger than {most} bytes")
-        return json_object(bytes(text))
+        return await self.read(bytes(text))
+
+    async def read(self, text: bytes) -> dict[str, Any]:
+        """Read a JSON object, a long one in a thread that lets the event loop go on."""
+        if len(text) <= SHORT:
+            return json_object(text)
+        call, client = self.service.thread_pools.call, self.caller.client
+        found: dict[str, Any] = await call(json_object, text, key=client, pool=PARSING)
+        return found
 
 
 Handler = Callable[[Call], Awaitable[Response]]

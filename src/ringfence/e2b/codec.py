@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import RingfenceError
+from ..api.bodies import SHORT, loads
+from ..errors import BadJson, RingfenceError
 
 STREAM, UNARY = "application/connect+json", "application/json"
 STATUS = {
@@ -102,11 +103,11 @@ class Frames:
     def __init__(self, *, is_gzip: bool = False) -> None:
         self._buffer, self._is_gzip = bytearray(), is_gzip
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that are whole by now.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that are whole by now, uncompressed.
 
         Raises:
-            RpcError: A frame is too long, is compressed in another way, or is no JSON object.
+            RpcError: A frame is too long, or is compressed in another way.
         """
         self._buffer += data
         found = []
@@ -121,7 +122,7 @@ class Frames:
             if flags & _COMPRESSED:
                 text = self._inflated(text)
             if not flags & _LAST:
-                found.append(json_object(text))
+                found.append(text)
         return found
 
     def _inflated(self, text: bytes) -> bytes:
@@ -177,14 +178,15 @@ class Inflate:
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """Read a JSON object; nothing at all is an empty one.
+    """Read a JSON object; nothing at all is an empty one. A long one is read in a thread: `Call.read`.
 
     Raises:
         RpcError: It is none.
+        TooLarge: A long one has more values than any request needs.
     """
     try:
-        form = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as exc:
+        form = (loads if len(text) > SHORT else json.loads)(text) if text.strip() else {}
+    except (BadJson, ValueError, RecursionError) as exc:
         raise RpcError("invalid_argument", f"the body is not JSON: {exc}") from exc
     if not isinstance(form, dict):
         raise RpcError("invalid_argument", "the body is not a JSON object")
@@ -201,10 +203,12 @@ def field(form: dict[str, Any], name: str, kind: type, default: Any = None) -> A
     found = form.get(name, form.get(snake))
     if found is None:
         return default
-    if kind is int and isinstance(found, str) and found.lstrip("-").isdecimal():
+    if kind is int and isinstance(found, str) and found.removeprefix("-").isdecimal():
         found = int(found[:20])  # proto3 writes 64 bits as text
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise RpcError("invalid_argument", f"{name} is not of type {kind.__name__}")
+    if isinstance(found, int) and abs(found) >= 1 << 63:
+        raise RpcError("invalid_argument", f"{name} is not a number of 64 bits")
     return found
 
 

@@ -27,6 +27,7 @@ ENVD_VERSION = "0.6.4"
 _CLIENT = "ringfence"
 _DEFAULT_S = 15
 _MOST_FORKS, _MOST_PAGE = 100, 100
+_LONGEST_NAME = 128  # of a snapshot
 _MIB = 1 << 20
 _REFUSED = {
     "volumeMounts": "volumes are not supported by Ringfence: mount a directory by a template",
@@ -148,8 +149,8 @@ def _opened(call: Call, live: Live) -> dict[str, Any]:
         "alias": notes.template,
         "clientID": _CLIENT,
         "envdVersion": ENVD_VERSION,
-        "envdAccessToken": tokens.of(live.sandbox_id),
-        "trafficAccessToken": tokens.of_traffic(live.sandbox_id),
+        "envdAccessToken": tokens.of(live),
+        "trafficAccessToken": tokens.of_traffic(live),
         "domain": call.shared.settings.domain or None,
     }
 
@@ -186,7 +187,7 @@ def _detail(call: Call, live: Live) -> dict[str, Any]:
         },
     }
     if call.caller.scope != "read_only":
-        form["envdAccessToken"] = call.shared.tokens.of(live.sandbox_id)
+        form["envdAccessToken"] = call.shared.tokens.of(live)
     return form
 
 
@@ -287,6 +288,8 @@ async def snapshot(call: Call) -> Response:
     """Save a sandbox's files; another snapshot of the same name is replaced."""
     live, form = _live(call), await call.form()
     name = field(form, "name", str, "").rpartition("/")[2].removesuffix(":default")
+    if len(name) > _LONGEST_NAME:
+        raise ApiError(400, f"name: over {_LONGEST_NAME} characters")
     metadata = {"e2b.name": name} if name else {}
     manager = call.service.manager
 

@@ -98,7 +98,8 @@ class Door:
         if not key_id:
             return Caller(live.client_id, TOKEN, sandbox=live.sandbox_id)
         found = self.service.authenticator.holder(key_id)
-        if found is None:
+        # A client of `/v1` writes its metadata itself, and may name the key of another one.
+        if found is None or found.client != live.client_id:
             raise ApiError(401, "the API key that created the sandbox was removed or has expired")
         return Caller(
             live.client_id,
@@ -241,7 +242,7 @@ class _Passing:
         """Find the sandbox of a signed URL that names none: with E2B_SANDBOX_URL none does."""
         query = {**Request(self._scope).query_params}
         for live in self._service.manager.index.all():
-            if not self._tokens.signs(live.sandbox_id, self._operation, query):
+            if not self._tokens.signs(live, self._operation, query):
                 return live
         raise unauthorized()
 
@@ -252,9 +253,9 @@ class _Passing:
     def _with_token(self, live: Live) -> Caller:
         """The caller inside a sandbox, by its token or by a signature for a file."""
         shown, query = self._headers.get("x-access-token", ""), Request(self._scope).query_params
-        is_open = bool(shown) and self._tokens.opens(live.sandbox_id, shown)
+        is_open = bool(shown) and self._tokens.opens(live, shown)
         if not is_open and self._path == "/files" and "signature" in query:
-            if why := self._tokens.signs(live.sandbox_id, self._operation, {**query}):
+            if why := self._tokens.signs(live, self._operation, {**query}):
                 raise ApiError(401, why)
             is_open = True
         if not is_open and self._path != "/health":
@@ -266,7 +267,7 @@ class _Passing:
         notes = notes_of(live.metadata)
         shown = self._headers.get("e2b-traffic-access-token") or self._headers.get("x-access-token")
         needs_token = self._port == INTERPRETER_PORT or not notes.is_public
-        is_shown = bool(shown) and self._tokens.opens_traffic(live.sandbox_id, shown or "")
+        is_shown = bool(shown) and self._tokens.opens_traffic(live, shown or "")
         if needs_token and not is_shown:
             raise unauthorized()
         return self._door.caller_of(notes.key, live)

@@ -13,11 +13,13 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from ..api.bodies import SHORT, loads
 from ..api.streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..api.streaming.runs import wait_for
+from ..api.thread_pools import BODIES
 from ..contexts.context import BASH, PYTHON
 from ..contexts.frames import MARK, argv_of, language_of, request
-from ..errors import RingfenceError
+from ..errors import BadJson, RingfenceError, TooLarge
 from ..execs.run import Run
 from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
@@ -155,10 +157,13 @@ async def _lines(call: Call, run: Run, cell_id: str, events: Events) -> AsyncIte
     is_over = False
     try:
         async for text in events.stream(_PING_S):
-            lines = [each for line in text.splitlines() for each in _translated(json.loads(line))]
             is_over = is_over or b'"type":"end"' in text
-            if lines:
-                yield b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+            if len(text) > SHORT:
+                text = await call.service.thread_pools.call(_translate, text, pool=BODIES)
+            else:
+                text = _translate(text)
+            if text:
+                yield text
     finally:
         if not is_over:
             task = asyncio.get_running_loop().create_task(_interrupt(call, run, cell_id))
@@ -171,6 +176,12 @@ async def _interrupt(call: Call, run: Run, cell_id: str) -> None:
         await sending_of(call.service).send(run, request("interrupt", cell=cell_id))
     except RingfenceError:
         pass  # it has ended
+
+
+def _translate(text: bytes) -> bytes:
+    """Lines of ours as those that E2B's clients read."""
+    lines = [each for line in text.splitlines() for each in _translated(json.loads(line))]
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
 def _translated(event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -206,9 +217,9 @@ def _shown(data: dict[str, str]) -> dict[str, Any]:
             extra[mime] = text
             continue
         try:
-            found[name] = json.loads(text) if name in _OBJECTS else text
-        except ValueError:
-            extra[mime] = text
+            found[name] = loads(text.encode()) if name in _OBJECTS else text
+        except (BadJson, TooLarge, UnicodeEncodeError):
+            extra[mime] = text  # a program inside wrote it
     return {**found, **({"extra": extra} if extra else {})}
 
 

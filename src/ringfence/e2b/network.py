@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidRequest
@@ -49,8 +50,11 @@ def policy_of(
     rules = [*base.allowed_hosts, *allow, *(f"!{each}" for each in deny if each not in allow)]
     if base.is_unrestricted:
         raise ApiError(501, "network options need a limited policy: set `internet` to one")
+    if not base.rules and all(each.startswith("!") for each in rules):
+        return NetworkPolicy()
     try:
-        return base.altered(allowed_hosts=tuple(rules))
+        # Checked again: permissions are judged by the one spelling that the constructor writes.
+        return replace(base, allowed_hosts=tuple(rules))
     except InvalidRequest as exc:
         raise ApiError(400, f"network: {exc.message}") from exc
 

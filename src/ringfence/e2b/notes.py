@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ..errors import InvalidRequest
 
@@ -46,12 +46,13 @@ class Notes:
 
 
 def notes_of(metadata: Mapping[str, str]) -> Notes:
-    """Read the notes; a sandbox of `/v1` has none, and gets those of one made by default."""
+    """Read the notes; a sandbox of `/v1` has none, and its ports are not public."""
     try:
-        form = json.loads(metadata.get(_NAME, "{}"))
-        return Notes(**{key: form[key] for key in form if key in Notes.__annotations__})
-    except (ValueError, TypeError):
-        return Notes(is_public=False)  # written by somebody else: nothing is opened for it
+        form = json.loads(metadata[_NAME])
+        found = Notes(**{key: form[key] for key in form if key in Notes.__annotations__})
+        return replace(found, key=str(found.key), template=str(found.template))
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return Notes(is_public=False)  # nothing is opened for it
 
 
 def own_metadata(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from .paths import absolute
 from .rpc import client_stream, deadline_s, incoming, ping_s, server_stream, unary, user_of
 
 _PIECE = 32 << 10
+_LONGEST_TAG = 1024
 _STALL_S = 60.0  # for input that the process does not read
 _FIRST_PID = 1 << 22  # beyond every pid of the kernel: PID_MAX_LIMIT of include/linux/threads.h
 _SIGNALS = {
@@ -67,6 +68,9 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     cwd = field(config, "cwd", str)
     pty = field(form, "pty", dict)
     argv = (field(config, "cmd", str, ""), *field(config, "args", list, []))
+    tag = field(form, "tag", str, "")
+    if len(tag) > _LONGEST_TAG:
+        raise RpcError("invalid_argument", f"tag: over {_LONGEST_TAG} characters")
     live, timeout_s = call.inside, deadline_s(call)
     if timeout_s is not None and not call.caller.is_admin:
         most = call.service.permissions.most.limits.wall_time_s
@@ -85,7 +89,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist")
     run = await call.call(call.shared.execs.start, live, wanted)
     tags = call.shared.tags
-    tags[run.id] = field(form, "tag", str, ""), dict(request.env)
+    tags[run.id] = tag, dict(request.env)
     run.at_end(lambda: _forget(tags, run.id))
     return _events(call, run, (0, 0))
 

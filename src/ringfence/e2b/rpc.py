@@ -12,7 +12,7 @@ from . import codec
 from .call import Call, Route
 from .codec import RpcError, frame, last_frame, rpc_error
 
-Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any]]]
+Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any] | bytes]]
 Stream = Callable[[Call, dict[str, Any]], Awaitable[AsyncIterator[dict[str, Any]]]]
 _LONGEST_MS = 366 * 86_400_000
 _LEAST_PING_S, _PING_S = 1.0, 90.0
@@ -24,7 +24,10 @@ def unary(path: str, handler: Unary) -> Route:
     async def answer(call: Call) -> Response:
         async with asyncio.timeout(deadline_s(call)):
             form = await call.form()
-            return JSONResponse(await handler(call, form))
+            found = await handler(call, form)
+            if isinstance(found, bytes):  # JSON already
+                return Response(found, media_type="application/json")
+            return JSONResponse(found)
 
     async def in_time(call: Call) -> Response:
         try:
@@ -76,10 +79,14 @@ async def _frames(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[byte
 
 
 async def _only_message(call: Call) -> dict[str, Any]:
-    found = [each async for each in incoming(call)]
-    if len(found) != 1:
-        raise RpcError("invalid_argument", f"one message was expected, not {len(found)}")
-    return found[0]
+    found: dict[str, Any] | None = None
+    async for each in incoming(call):
+        if found is not None:
+            raise RpcError("invalid_argument", "one message was expected, and more came")
+        found = each
+    if found is None:
+        raise RpcError("invalid_argument", "one message was expected, and none came")
+    return found
 
 
 async def incoming(call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -88,7 +95,8 @@ async def incoming(call: Call) -> AsyncIterator[dict[str, Any]]:
     frames = codec.Frames(is_gzip=encoding == "gzip")
     async for data in call.stream():
         for each in frames.feed(data):
-            yield each
+            await call.service.share.take()
+            yield await call.read(each)
     frames.finish()
 
 

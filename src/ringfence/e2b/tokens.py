@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..sessions.live import Live
     from ..store.directory import StateDirectory
 
 _SECRET_BYTES = 32
@@ -28,34 +29,36 @@ class Tokens:
     def __init__(self, directory: StateDirectory | None) -> None:
         self._secret = os.urandom(_SECRET_BYTES) if directory is None else _secret_in(directory)
 
-    def of(self, sandbox_id: str) -> str:
+    def of(self, live: Live) -> str:
         """Return the token that opens a sandbox's processes, files and interpreters."""
-        return self._derive("envd", sandbox_id)
+        return self._derive("envd", live)
 
-    def of_traffic(self, sandbox_id: str) -> str:
+    def of_traffic(self, live: Live) -> str:
         """Return the token that opens a sandbox's ports."""
-        return self._derive("traffic", sandbox_id)
+        return self._derive("traffic", live)
 
-    def _derive(self, use: str, sandbox_id: str) -> str:
-        return hmac.new(self._secret, f"{use}:{sandbox_id}".encode(), "sha256").hexdigest()
+    def _derive(self, use: str, live: Live) -> str:
+        # With the session's id, which no client chooses: another owner may take a sandbox's id again.
+        text = f"{use}:{live.id}:{live.sandbox_id}"
+        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
 
-    def opens(self, sandbox_id: str, shown: str) -> bool:
+    def opens(self, live: Live, shown: str) -> bool:
         """Return whether this is the sandbox's token."""
-        return _same(shown, self.of(sandbox_id))
+        return _same(shown, self.of(live))
 
-    def opens_traffic(self, sandbox_id: str, shown: str) -> bool:
+    def opens_traffic(self, live: Live, shown: str) -> bool:
         """Return whether this is a token that opens the sandbox's ports."""
         # Both are compared, so that the time does not tell which kind was shown.
-        return _same(shown, self.of_traffic(sandbox_id)) | self.opens(sandbox_id, shown)
+        return _same(shown, self.of_traffic(live)) | self.opens(live, shown)
 
-    def signs(self, sandbox_id: str, operation: str, query: Mapping[str, str]) -> str:
+    def signs(self, live: Live, operation: str, query: Mapping[str, str]) -> str:
         """Judge a signed URL: empty if it is valid, else what E2B says.
 
         Args:
             operation: `read` or `write`; a signature is good for one of them and one path.
         """
         path, until = query.get("path", ""), query.get("signature_expiration", "")
-        parts = [path, operation, query.get("username", ""), self.of(sandbox_id)]
+        parts = [path, operation, query.get("username", ""), self.of(live)]
         text = ":".join([*parts, until] if until else parts)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
         if not _same(query.get("signature", ""), f"v1_{digest}"):

@@ -20,6 +20,7 @@ from .codec import RpcError
 
 _READ_BYTES, _READ_S = 8 << 10, 0.001
 _MOST_EVENTS = 10_000  # of one watcher, between two polls
+_MOST_NAMES = 1 << 20  # characters in them
 _IDLE_S = 600.0  # that a watcher is kept for without being asked
 _KINDS = {
     "created": "EVENT_TYPE_CREATE",
@@ -98,20 +99,35 @@ class _Watcher:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self.events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self.events: deque[dict[str, Any]] = deque()
+        self._bytes = 0  # of the names in `events`, which programs inside choose
         self.asked = time.monotonic()
         self.task: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
         try:
             while (found := await self.watch.next(_IDLE_S / 4)) is not None:
-                self.events.extend(found)
+                self._keep(found)
                 if time.monotonic() > self.asked + _IDLE_S:
                     return
         except (RingfenceError, RpcError, OSError):
             pass  # its sandbox has ended
         finally:
             await self.watch.close()
+
+    def _keep(self, found: list[dict[str, Any]]) -> None:
+        self.events.extend(found)
+        self._bytes += sum(len(each["name"]) for each in found)
+        while self._bytes > _MOST_NAMES or len(self.events) > _MOST_EVENTS:
+            self._bytes -= len(self.events.popleft()["name"])
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the events, which are then forgotten."""
+        self.asked = time.monotonic()
+        found = [*self.events]
+        self.events.clear()
+        self._bytes = 0
+        return found
 
 
 class Watchers:
@@ -140,11 +156,7 @@ class Watchers:
         Raises:
             RpcError: There is no such watcher.
         """
-        watcher = self._need(sandbox_id, watcher_id)
-        watcher.asked = time.monotonic()
-        found = [*watcher.events]
-        watcher.events.clear()
-        return found
+        return self._need(sandbox_id, watcher_id).take()
 
     async def remove(self, sandbox_id: str, watcher_id: str) -> None:
         """End one.

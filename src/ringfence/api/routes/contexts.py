@@ -10,7 +10,6 @@ from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from ...contexts.context import LANGUAGES, LISTS_VARIABLES, PYTHON, variables_of
-from ...contexts.execution import Result
 from ...contexts.frames import MOST_CODE_BYTES, argv_of, language_of, request
 from ...errors import ExecError, ExecNotFound, LifecycleError, TooManyRequests, Unsupported
 from ...execs.execs import Execs
@@ -23,6 +22,7 @@ from ..service import Service, TheCaller, TheService
 from ..streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..streaming.lines import NDJSON
 from ..streaming.runs import TheExecs, find_run, sandbox_of, wait_for
+from ..thread_pools import BODIES
 
 router = Router(
     route_class=bodies.Route, prefix="/v1/sandboxes/{sandbox_id}/contexts", tags=["contexts"]
@@ -32,6 +32,7 @@ CellId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Heartbeat = Annotated[float, Query(ge=0.05, le=3600)]
 _MOST = 1000  # contexts of a sandbox
 _VARIABLES_S, _ENDING_S = 30.0, 30.0
+_MOST_VARIABLES_BYTES = 2 << 20
 _DONE = {"cache-control": "no-store"}
 
 
@@ -266,10 +267,15 @@ async def variables(
     found = Events(service, sending, run, cell_id, cell_offset(run, cell_id), _VARIABLES_S)
     items: list[dict[str, str]] | None = None
     async for lines in found.stream(3600.0):
+        if len(lines) > _MOST_VARIABLES_BYTES:
+            raise ExecError(f"the list of variables is over {_MOST_VARIABLES_BYTES} bytes long")
         for line in lines.splitlines():
             event = json.loads(line)
             if event["type"] == "result":
-                items = variables_of(Result.from_json(event))
+                # A program inside may have written it, to keep the event loop busy.
+                text = event["data"].get("application/json", "null").encode()
+                form = await service.thread_pools.call(bodies.loads, text, pool=BODIES)
+                items = variables_of(form)
             elif event["type"] == "end" and items is None:
                 said = (event["error"] or {}).get("value", "no answer")
                 raise ExecError(f"variables cannot be listed: {said}")

@@ -31,6 +31,7 @@ NOW = "now"
 _NORMAL = 1000  # RFC 6455 7.4.1
 _PIECE = 128 << 10
 _MOST_INPUT = 256 << 10  # bytes that wait for one process which does not read
+_LONGEST_ORDER = 4096  # characters
 _OVERHEAD = 128  # of a message that waits
 
 
@@ -152,7 +153,10 @@ class Attachment:
     async def _obey(self, message: Message) -> None:
         data = message.get("bytes")
         if data is None:
-            await self._order(jsonform.loads(message.get("text") or ""))
+            text = message.get("text") or ""
+            if len(text) > _LONGEST_ORDER:
+                raise InvalidRequest(f"has over {_LONGEST_ORDER} characters", field="message")
+            await self._order(jsonform.loads(text))
         elif data[:1] == IN_BYTE:
             await self._keep(data[1:])
         else:
