@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import Merged, SandboxSpec
-from ringfence.errors import FileError, FileNotFound
-from ringfence.fork import merging, targets
+from ringfence.errors import FileError, FileNotFound, ResourceExhausted
+from ringfence.fork import merging, targets, three_way, trees
+from ringfence.fork import text as text_merging
 from ringfence.fork.text import TextMerger
 from ringfence.fork.three_way import Plan
 from ringfence.fork.trees import HostTree, StreamTree
@@ -254,3 +255,104 @@ def test_modes_and_symlinks_are_merged_and_set_user_id_is_dropped(tmp_path: Path
 def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFound):
         merge(tmp_path / "none", {}, {})
+
+
+def test_a_sparse_file_is_refused_before_it_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(trees, "MOST_BYTES", 1 << 20)
+    written = []
+
+    def sparse(file: BinaryIO) -> None:
+        for _ in range(100):
+            written.append(file.write(bytes(1 << 16)))
+
+    with pytest.raises(ResourceExhausted, match="sparse"):
+        merging.into_host(sparse, sparse, str(tmp_path), SandboxSpec(), prefer=None, dry_run=False)
+    assert 1 << 20 == sum(written)
+
+
+def test_names_of_one_file_count_as_much_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def linked(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            first = member("./0", tarfile.REGTYPE, 0o644)
+            first.size = 1000
+            tar.addfile(first, io.BytesIO(bytes(1000)))
+            for number in range(1, 10):
+                each = member(f"./{number}", tarfile.LNKTYPE, 0o644)
+                each.linkname = "./0"
+                tar.addfile(each)
+
+    def merged() -> Merged:
+        return merging.into_host(
+            lambda file: pack({}, file),
+            linked,
+            str(tmp_path),
+            SandboxSpec(),
+            prefer=None,
+            dry_run=True,
+        )
+
+    assert 10 == len(merged().changes)
+    monkeypatch.setattr(three_way, "MOST_BYTES", 9999)
+    with pytest.raises(ResourceExhausted):
+        merged()
+
+
+def test_long_paths_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"{'d' * 200}/{number}": "" for number in range(50)}
+    with closing(stream(names)) as whole:
+        assert 52 == len(whole.entries)
+    monkeypatch.setattr(trees, "MOST_NAMES", 10_000)
+    with pytest.raises(ResourceExhausted, match="characters in their paths"):
+        stream(names)
+
+
+def test_conflicts_and_their_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = "old", "ours", "theirs"
+    with ExitStack() as stack:
+        base, ours, theirs = (
+            stack.enter_context(closing(stream({f"{n:03}": f"{kind}\n" * 9 for n in range(20)})))
+            for kind in kinds
+        )
+        shown = 9 * sum(len(kind) + 1 for kind in kinds)
+        monkeypatch.setattr(three_way, "_MOST_SHOWN_BYTES", 3 * shown)
+
+        found = [*Plan(base, ours, theirs).conflicts.values()]
+        assert [True] * 3 + [False] * 17 == [each.ours is not None for each in found]
+        monkeypatch.setattr(three_way, "_MOST_CONFLICTS", 19)
+        with pytest.raises(ResourceExhausted, match="prefer"):
+            Plan(base, ours, theirs)
+
+
+def test_all_texts_of_a_merge_share_its_time_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = b"1\n2\n3\n", b"one\n2\n3\n", b"1\n2\nthree\n"
+    merged = b"one\n2\nthree\n"
+    monkeypatch.setattr(text_merging, "_MOST_MERGED_BYTES", len(merged))
+    merger = TextMerger()
+    assert merged == merger.merge(*sides)
+    assert merger.merge(*sides) is None
+    assert "merged already" in merger.reason
+    monkeypatch.setattr(text_merging, "_S", 0.0)
+    late = TextMerger()
+    assert late.merge(*sides) is None
+    assert "within 0 s" in late.reason
+
+
+@pytest.mark.root
+def test_git_does_not_run_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts are guests'. In git's place: a program that says who it is, and which settings it has."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        git = Path(directory, "git")
+        git.write_text(
+            '#!/bin/sh\nid -u; id -G; echo "$HOME $GIT_CONFIG_GLOBAL"; cat "$4" "$5" "$6"\n'
+        )
+        git.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        said = TextMerger().merge(b"base\n", b"ours\n", b"theirs\n")
+
+    assert b"65534\n65534\n/proc /dev/null\nours\nbase\ntheirs\n" == said

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ..errors import ResourceExhausted
 from ..model.changes import ADDED, CHANGED, REMOVED, PathChange
 from ..model.files import FILE, SYMLINK
 from ..model.fork import MergeConflict, Merged
-from .text import MOST_BYTES, TextMerger
-from .trees import is_directory, parents, read
+from .text import MOST_TEXT_BYTES, TextMerger
+from .trees import MOST_BYTES, is_directory, read, too_large
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from .trees import Entry, Side, StreamTree
 
 _SHOWN_BYTES = 64 << 10
+_MOST_SHOWN_BYTES = 8 << 20  # of all conflicts; further ones have no texts
+_MOST_CONFLICTS = 10_000
 _GONE_THERE = "it was removed in the target and changed in the branch"
 _GONE_HERE = "it was changed in the target and removed in the branch"
 
@@ -66,7 +69,8 @@ class Plan:
         self.writes: dict[str, Write] = {}
         self.removals: dict[str, Entry] = {}
         self.conflicts: dict[str, MergeConflict] = {}
-        self._merger = TextMerger()
+        self._sides: tuple[Side, Side, Side] = (base, ours, theirs)
+        self._merger, self._shown_bytes = TextMerger(), 0
         self._make()
 
     def outcome(self, *, is_applied: bool) -> Merged:
@@ -95,17 +99,22 @@ class Plan:
         differing = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
         differing.discard("/")
         moved = self._renames(old, new, differing)
+        sources = set(moved.values())
         # Removals first: what replaces a directory has to know that its content goes.
         for path in sorted(differing, reverse=True):
             if path not in new:
-                self._remove(path, moved)
+                self._remove(path, sources)
         for path in sorted(differing):
             if path in new:
                 self._write(path, moved)
+        used = self._directories_of_writes()
         for path in [*self.removals]:
             if path not in self.writes and is_directory(self.removals[path]):
-                self._keep_if_used(path)
+                self._keep_if_used(path, used)
         self.writes = dict(sorted(self.writes.items()))
+        # Each name of a file with several has the content of its own here.
+        if sum(each.entry[1] for each in self.writes.values()) > MOST_BYTES:
+            raise too_large()
 
     def _renames(
         self, old: dict[str, Entry], new: dict[str, Entry], differing: set[str]
@@ -123,23 +132,31 @@ class Plan:
             if len(paths) == 1 and len(come.get(digest, ())) == 1
         }
 
-    def _remove(self, path: str, moved: dict[str, str]) -> None:
+    def _remove(self, path: str, sources: set[str]) -> None:
         was, now = self._base.entries[path], self._ours.get(path)
         if now is None:
             return
         unchanged = now == was or (is_directory(was) and is_directory(now))
-        if not unchanged and path in moved.values() and now[0] == FILE:
+        if not unchanged and path in sources and now[0] == FILE:
             unchanged = True  # its change goes along to the new path
         if unchanged or self._prefer == "theirs":
             self.removals[path] = now
         else:
             self._conflict(path, _GONE_HERE)
 
-    def _keep_if_used(self, path: str) -> None:
+    def _directories_of_writes(self) -> set[str]:
+        found: set[str] = set()
+        for path in self.writes:
+            above = path.rpartition("/")[0]
+            while above and above not in found:
+                found.add(above)
+                above = above.rpartition("/")[0]
+        return found
+
+    def _keep_if_used(self, path: str, used: set[str]) -> None:
         """Keep a directory in which the target has something else."""
-        below = path + "/"
-        is_used = any(below + name not in self.removals for name in self._ours.names(path))
-        if is_used or any(each.startswith(below) for each in self.writes):
+        names = self._ours.names(path)
+        if path in used or any(f"{path}/{name}" not in self.removals for name in names):
             del self.removals[path]
 
     def _write(self, path: str, moved: dict[str, str]) -> None:
@@ -196,14 +213,19 @@ class Plan:
 
     def _has_place(self, path: str) -> bool:
         """See to the directories above `path`; where one cannot be had, that is a conflict."""
-        for above in parents(path):
+        missing: list[str] = []
+        above = path.rpartition("/")[0]
+        while above and above not in self.writes:
             there = self._ours.get(above)
-            if above in self.writes or is_directory(there):
-                continue
+            if is_directory(there):
+                break
             if there is not None:
                 self._conflict(path, f"{above[1:]} is not a directory in the target")
                 return False
-            self.writes[above] = Write(self._theirs.entries[above], None)
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        for each in missing:
+            self.writes[each] = Write(self._theirs.entries[each], None)
         return True
 
     def _merge(self, path: str, was: Entry, now: Entry, new: Entry) -> None:
@@ -218,7 +240,7 @@ class Plan:
             entry = (FILE, new[1], mode, new[3])
             self.writes[path] = Write(entry, now, (self._theirs, path))
         else:
-            texts = [read(s, path, MOST_BYTES) for s in (self._base, self._ours, self._theirs)]
+            texts = [read(side, path, MOST_TEXT_BYTES) for side in self._sides]
             merged = self._merger.merge(texts[0], texts[1], texts[2])
             if merged is None:
                 self._conflict(path, self._merger.reason)
@@ -229,7 +251,16 @@ class Plan:
     def _conflict(self, path: str, reason: str) -> None:
         if self._prefer == "ours":
             return
-        texts = [_shown(side, path) for side in (self._base, self._ours, self._theirs)]
+        if len(self.conflicts) >= _MOST_CONFLICTS:
+            raise ResourceExhausted(
+                f"there are more than {_MOST_CONFLICTS} conflicts",
+                hint='prefer="ours" or "theirs" chooses a side',
+                retryable=False,
+            )
+        texts: list[str | None] = [None] * len(self._sides)
+        if self._shown_bytes < _MOST_SHOWN_BYTES:
+            texts = [_shown(side, path) for side in self._sides]
+            self._shown_bytes += sum(len(each or "") for each in texts)
         self.conflicts[path] = MergeConflict(path[1:], reason, *texts)
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 MOST_ENTRIES = 250_000  # of one side: about 300 bytes of memory each
+MOST_NAMES = 32 << 20  # characters of their paths and link targets: a path may have 4,096
+MOST_BYTES = 4 << 30  # of the content of one side: a sparse file claims any size
 GONE = "gone"
 _MODES = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 _KINDS = {
@@ -62,7 +64,7 @@ class StreamTree:
         self._offsets: dict[str, int] = {}
         self._names: dict[str, set[str]] | None = None
         try:
-            pack(self._file)
+            pack(_Bounded(self._file))  # type: ignore[arg-type]
             self._file.flush()
             has_content = self._file.tell() > 0
             self.entries = (
@@ -97,6 +99,31 @@ class StreamTree:
     def close(self) -> None:
         """Free the disk space."""
         self._file.close()
+
+
+class _Bounded:
+    """A file that takes `MOST_BYTES` of content and the headers of `MOST_ENTRIES` files."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._left = file, MOST_BYTES + MOST_ENTRIES * 2048
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise too_large()
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def too_large() -> ResourceExhausted:
+    """The error of a tree with too much content."""
+    return ResourceExhausted(
+        f"there are more than {MOST_BYTES >> 30} GiB of files to merge",
+        hint="a sparse file inside? Remove it, or merge a smaller directory with path=",
+        retryable=False,
+    )
 
 
 class HostTree:
@@ -153,15 +180,18 @@ def index(fd: int, *, is_layer: bool, offsets: dict[str, int] | None = None) -> 
         offsets: Filled with the place of each file's content in the stream.
 
     Raises:
-        ResourceExhausted: It has more than 250,000 entries.
+        ResourceExhausted: It has more than 250,000 entries, or too long paths.
     """
     found: Index = {}
+    left = MOST_NAMES
     os.lseek(fd, 0, os.SEEK_SET)
     with Reader(fd) as tar:
         for member in tar:
-            if len(found) >= MOST_ENTRIES:
+            left -= len(member.name) + len(member.linkname)
+            if len(found) >= MOST_ENTRIES or left < 0:
                 raise ResourceExhausted(
-                    f"the sandbox has more than {MOST_ENTRIES} files to compare",
+                    f"the sandbox has more than {MOST_ENTRIES} files to compare,"
+                    f" or {MOST_NAMES} characters in their paths",
                     hint="remove files that it does not need",
                     retryable=False,
                 )
@@ -228,14 +258,6 @@ def read(side: Side, path: str, most: int) -> bytes | None:
         return None
     data = b"".join(side.pieces(path))
     return data if len(data) <= most else None
-
-
-def parents(path: str) -> Iterator[str]:
-    """Yield the directories above `path`, the outermost first, without the top itself."""
-    at = path.find("/", 1)
-    while at > 0:
-        yield path[:at]
-        at = path.find("/", at + 1)
 
 
 def is_directory(entry: Entry | None) -> bool:

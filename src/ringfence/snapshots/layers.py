@@ -146,22 +146,29 @@ def names_of(snapshots: list[str], below: Names) -> Names:
     for snapshot in snapshots:
         with open(os.path.join(snapshot, _NAMES), "rb") as file:
             own: Names = marshal.load(file)
+        gone: set[bytes] = set()
         for directory, entries in own.items():
             known = below.setdefault(directory, {})
             for name, ctime in entries.items():
                 path = directory + b"/" + name if directory else name
                 if path in below and path not in own:  # removed, or no directory any more
-                    _forget(below, path)
+                    gone.add(path)
                 if ctime == WHITEOUT_CTIME:
                     known.pop(name, None)
                 else:
                     known[name] = ctime
+        if gone:
+            _forget(below, gone)
     return below
 
 
-def _forget(names: Names, path: bytes) -> None:
-    for each in [each for each in names if each == path or each.startswith(path + b"/")]:
-        del names[each]
+def _forget(names: Names, gone: set[bytes]) -> None:
+    """Remove directories and all below them, in one pass: a guest may have removed very many."""
+    for each in sorted(names, key=len):  # what is above comes first
+        if each.rpartition(b"/")[0] in gone:
+            gone.add(each)
+    for each in gone:
+        names.pop(each, None)
 
 
 def remove_tree(path: str) -> None:

@@ -18,7 +18,7 @@ from ...model.spec import SandboxSpec
 from ...sessions.catalogue import describe
 from .. import bodies, schemas
 from ..access.caller import Caller
-from ..models import AsModel, answer, json_answer
+from ..models import AsModel, json_answer, long_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
 from ..thread_pools import COPIES
@@ -125,7 +125,8 @@ async def merge(
         dry_run=body.dry_run,
         client_id=caller.sees,
     )
-    found = await service.thread_pools.call(
-        call, live.sandbox_id, target.sandbox_id, body.base, key=live.sandbox_id, pool=COPIES
-    )
-    return answer(found)
+
+    def merged() -> Response:
+        return long_answer(call(live.sandbox_id, target.sandbox_id, body.base))
+
+    return await service.thread_pools.call(merged, key=live.sandbox_id, pool=COPIES)

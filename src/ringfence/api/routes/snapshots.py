@@ -15,7 +15,7 @@ from ...model.changes import Changes
 from ...model.session import Snapshot
 from .. import bodies, schemas
 from ..access.caller import Caller
-from ..models import AsModel, answer
+from ..models import AsModel, answer, long_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
 from ..thread_pools import BODIES, COPIES
@@ -89,15 +89,11 @@ async def changes(
 ) -> Response:
     """List the files that differ from those of a snapshot, or without `since` of a new sandbox."""
     live = await service.need(sandbox_id, caller)
-    found = await service.thread_pools.call(
-        service.manager.changes,
-        live.sandbox_id,
-        since,
-        caller.sees,
-        key=live.sandbox_id,
-        pool=COPIES,
-    )
-    return answer(found)
+
+    def compared() -> Response:
+        return long_answer(service.manager.changes(live.sandbox_id, since, caller.sees))
+
+    return await service.thread_pools.call(compared, key=live.sandbox_id, pool=COPIES)
 
 
 @router.get("/snapshots", response_model=schemas.Page[Form])
