@@ -16,7 +16,7 @@ declare -A imports=(
   [adk]=integrations.adk [autogen]=integrations.autogen [client]=client._sync.client [docker]=backends.docker
   [egress]=egress [harbor]=integrations.harbor [images]=images.registry [inspect]=integrations.inspect_ai
   [langchain]=integrations.langchain [mcp]=integrations.mcp.server [openai-agents]=integrations.openai_agents
-  [pydantic-ai]=integrations.pydantic_ai [server]=api.app [smolagents]=integrations.smolagents [testing]=testing
+  [pydantic-ai]=integrations.pydantic_ai [ray]=ray [server]=api.app [smolagents]=integrations.smolagents [testing]=testing
 )
 # What users install beside an extra and what must fit.
 declare -A beside=([pydantic-ai]=pydantic-ai-harness==0.62.0)

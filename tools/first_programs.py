@@ -75,6 +75,7 @@ COMMANDS = {
     "harbor": HARBOR,
     "images": "ringfence image pull $REGISTRY/alpine:3.20"
     " && ringfence run --image $REGISTRY/alpine:3.20 -- /bin/echo hello",
+    "ray": "python -c 'import ringfence.ray'",
     "server": SERVER,
     "testing": "pytest -q test_mine.py -k test_failure_is_a_result",
 }
