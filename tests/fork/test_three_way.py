@@ -340,19 +340,3 @@ def test_all_texts_of_a_merge_share_its_time_and_bytes(monkeypatch: pytest.Monke
     late = TextMerger()
     assert late.merge(*sides) is None
     assert "within 0 s" in late.reason
-
-
-@pytest.mark.root
-def test_git_does_not_run_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts are guests'. In git's place: a program that says who it is, and which settings it has."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        os.chmod(directory, 0o755)
-        git = Path(directory, "git")
-        git.write_text(
-            '#!/bin/sh\nid -u; id -G; echo "$HOME $GIT_CONFIG_GLOBAL"; cat "$4" "$5" "$6"\n'
-        )
-        git.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-        said = TextMerger().merge(b"base\n", b"ours\n", b"theirs\n")
-
-    assert b"65534\n65534\n/proc /dev/null\nours\nbase\ntheirs\n" == said
