@@ -40,6 +40,14 @@ def pids_with(marker: str) -> list[int]:
     return found
 
 
+def is_sleep(pid: int) -> bool:
+    """Tell whether `pid` runs sleep(1) now."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep\0")
+    except OSError:
+        return False  # it ended meanwhile
+
+
 def init_pid(sandbox: Sandbox) -> int:
     """The host's pid of the sandbox's PID 1."""
     pid: int = sandbox._inner.pid  # type: ignore[attr-defined]

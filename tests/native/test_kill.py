@@ -26,6 +26,7 @@ from tests.native.outside import (
     PATIENCE_S,
     descendants_of,
     init_pid,
+    is_sleep,
     new_length,
     pids_with,
     pin,
@@ -60,9 +61,14 @@ def plant(sandbox: Sandbox, tree: str, length: str, **options: Any) -> Process:
     """Start a tree; returns when it is there, as the host sees it."""
     script = "echo before; " + dedent(TREES[tree]).strip().format(length)
     process = sandbox.start(["sh", "-c", script], **options)
-    until(lambda: len(pids_with(length)) >= 2 or not process.running)
-    assert len(pids_with(length)) >= 2, "the tree did not grow"
+    until(lambda: len(_sleepers(length)) >= 2 or not process.running)
+    assert len(_sleepers(length)) >= 2, "the tree did not grow"
     return process
+
+
+def _sleepers(length: str) -> list[int]:
+    """The processes of a tree that sleep: a Python loses its arguments when its first thread ends."""
+    return [pid for pid in pids_with(length) if is_sleep(pid)]
 
 
 def plant_briefly(sandbox: Sandbox, tree: str, length: str) -> tuple[Process, float]:
