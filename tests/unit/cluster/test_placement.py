@@ -1,0 +1,247 @@
+"""Where sandboxes are placed, and who waits: properties over arbitrary nodes, needs and owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfence.cluster import placement
+from ringfence.cluster.admission import FairQueue, Quotas, Use
+from ringfence.cluster.placement import PACK, SPREAD, Fleet, Need, NodeState, choose, rendezvous
+from ringfence.errors import (
+    BackendUnavailable,
+    ImageNotFound,
+    QuotaExceeded,
+    ResourceExhausted,
+    TooManyRequests,
+)
+
+pytestmark = pytest.mark.anyone
+
+_WORDS = st.sampled_from(["a", "b", "c"])
+_SOME = st.frozensets(_WORDS)
+_BYTES = st.integers(0, 3)
+_STATES = st.builds(
+    NodeState,
+    node_id=st.sampled_from([f"node{number}" for number in range(12)]),
+    address=st.just("127.0.0.1:1"),
+    tiers=_SOME,
+    backends=_SOME,
+    free_memory_bytes=_BYTES,
+    cpus=st.sampled_from([1.0, 2.0]),
+    load=st.floats(0, 4),
+    warm=st.dictionaries(_WORDS, st.integers(0, 2)),
+    images=_SOME,
+    labels=st.dictionaries(_WORDS, _WORDS),
+    is_draining=st.booleans(),
+    sampled_at=st.sampled_from([0.0, 100.0]),
+    room=st.sampled_from([None, 0, 1]),
+    groups=_SOME,
+)
+_NEEDS = st.builds(
+    Need,
+    tier=st.sampled_from(["", "a"]),
+    backend=st.sampled_from(["", "b"]),
+    image=st.sampled_from([None, "c"]),
+    labels=st.dictionaries(_WORDS, _WORDS, max_size=1),
+    memory_bytes=_BYTES,
+    pool_key=st.sampled_from(["", "a"]),
+    anti_affinity=st.sampled_from(["", "b"]),
+    strategy=st.sampled_from([SPREAD, PACK]),
+    pulls_image=st.booleans(),
+    avoid=st.frozensets(st.sampled_from(["node1", "node2"])),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(_STATES, max_size=30), _NEEDS, st.randoms(use_true_random=False))
+def test_a_node_is_found_if_and_only_if_one_meets_every_need(
+    states: list[NodeState], need: Need, random: Random
+) -> None:
+    """Also after states were replaced and nodes removed, by the index as by looking at each."""
+    fleet = Fleet(states)
+    fleet.remove("node3")
+    last = {state.node_id: state for state in states if state.node_id != "node3"}
+    hard = placement._hard_needs(need)
+    able = [state for state in last.values() if all(each.meets(state) for each in hard)]
+
+    assert len(last) == len(fleet)
+    both: list[Fleet | list[NodeState]] = [fleet, [*last.values()]]
+    for nodes in both:
+        if able:
+            chosen = _choose(need, nodes, random)
+            assert chosen in able
+            assert fleet.get(chosen.node_id) == chosen
+        else:
+            with pytest.raises((BackendUnavailable, ImageNotFound, ResourceExhausted)):
+                _choose(need, nodes, random)
+
+
+def _choose(need: Need, nodes: Fleet | list[NodeState], random: Random) -> NodeState:
+    return nodes.choose(need, random) if isinstance(nodes, Fleet) else choose(need, nodes, random)
+
+
+def _node(number: int, **more: object) -> NodeState:
+    state = NodeState(f"n{number}", "", ("light",), ("native",), 1 << 30, 8.0)
+    return replace(state, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("need", "error", "text"),
+    [
+        (Need(tier="vm"), BackendUnavailable, "tier: none of 3 nodes offers tier 'vm'"),
+        (
+            Need(tier="strong", backend="x"),
+            BackendUnavailable,
+            "none of 2 suitable nodes has backend",
+        ),
+        (Need(labels={"gpu": "h100"}), BackendUnavailable, "labels: none of 3 nodes has gpu=h100"),
+        (Need(image="py"), ImageNotFound, "image: none of 3 nodes has image 'py'"),
+        (Need(anti_affinity="db"), ResourceExhausted, "3 nodes is without a sandbox of group 'db'"),
+        (
+            Need(memory_bytes=2 << 30),
+            ResourceExhausted,
+            "memory_bytes: none of 2 suitable nodes has 2,147,",
+        ),
+        (Need(tier="strong", memory_bytes=1 << 30), ResourceExhausted, "none of 2 suitable nodes"),
+        (
+            Need(labels={"old": "1"}),
+            ResourceExhausted,
+            "none of 1 suitable nodes takes new sandboxes",
+        ),
+        (Need(avoid=frozenset({"n0", "n1"})), ResourceExhausted, "left beside the 2 that refused"),
+    ],
+)
+def test_a_refusal_names_the_need_and_how_many_nodes_lack_it(
+    need: Need, error: type[Exception], text: str
+) -> None:
+    strong = {"tiers": ("light", "strong"), "free_memory_bytes": 1 << 29}
+    nodes = [_node(number, groups=frozenset({"db"}), **strong) for number in range(2)]
+    nodes.append(_node(2, groups=frozenset({"db"}), labels={"old": "1"}, is_draining=True))
+
+    with pytest.raises(error, match=r"ringfence nodes|add nodes") as caught:
+        Fleet(nodes).choose(need, Random(0))
+
+    assert text in str(caught.value)
+
+
+def test_warm_nodes_and_images_are_preferred_until_they_are_busy() -> None:
+    plain = [_node(number) for number in range(20)]
+    warm = _node(20, warm={"k": 1}, images=frozenset({"py"}))
+    need = Need(pool_key="k", image="py", pulls_image=True)
+
+    for load, counts in ((0.0, {"n20": 50}), (7.9, {"n20": 0})):
+        fleet = Fleet([*plain, replace(warm, load=load)])
+        random = Random(7)
+        chosen = Counter(fleet.choose(need, random).node_id for _ in range(50))
+        assert counts["n20"] == chosen["n20"]
+
+
+def test_packing_fills_nodes_one_after_the_other_and_spreading_all_alike() -> None:
+    used = {}
+    for strategy in (PACK, SPREAD):
+        fleet, random = Fleet(_node(number) for number in range(10)), Random(7)
+        for _ in range(40):
+            state = fleet.choose(Need(strategy=strategy), random)
+            fleet.put(replace(state, load=state.load + 1))
+        states = [fleet.get(f"n{number}") for number in range(10)]
+        used[strategy] = sorted(state.load for state in states if state and state.load)
+
+    assert [8.0] * 5 == used[PACK]
+    assert 10 == len(used[SPREAD])
+    assert max(used[SPREAD]) <= 7
+
+
+def test_stale_samples_are_the_second_choice() -> None:
+    stale = _node(0, sampled_at=10.0)
+    busy = _node(1, load=20.0, sampled_at=10.0 + placement.STALE_S + 0.1)
+
+    assert "n1" == choose(Need(), [stale, busy], Random(0)).node_id
+    assert "n0" == choose(Need(), [stale, replace(busy, sampled_at=11.0)], Random(0)).node_id
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sets(st.text(max_size=5), min_size=1, max_size=9), st.sets(st.text(), max_size=20))
+def test_a_lost_node_moves_only_its_own_keys(nodes: set[str], keys: set[str]) -> None:
+    lost = sorted(nodes)[0]
+    for key in keys:
+        order = rendezvous(key, sorted(nodes, reverse=True), len(nodes))
+        assert set(order) == nodes
+        assert order[:2] == rendezvous(key, nodes, 2)
+        left = [node for node in order if node != lost]
+        assert left == rendezvous(key, nodes - {lost}, len(nodes))
+
+
+def test_keys_are_divided_evenly() -> None:
+    owners = Counter(rendezvous(f"name-{number}", "abcd")[0] for number in range(4000))
+
+    assert set("abcd") == set(owners)
+    assert 900 < min(owners.values())
+
+
+_OWNERS = st.sampled_from(["x", "y", "z"])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(_OWNERS, st.integers(1, 4)), min_size=1, max_size=60))
+def test_owners_take_turns_by_cost(pushes: list[tuple[str, int]]) -> None:
+    queue: FairQueue[int] = FairQueue()
+    waiting: Counter[str] = Counter()
+    for cost, (owner, _) in enumerate(pushes):
+        queue.push(owner, cost, expires_at=1.0, cost=float(pushes[cost][1]))
+        waiting[owner] += 1
+    served: Counter[str] = Counter()
+    order: dict[str, list[int]] = {"x": [], "y": [], "z": []}
+    most = max(cost for _, cost in pushes)
+    while (popped := queue.pop()) is not None:
+        owner, number = popped
+        served[owner] += pushes[number][1]
+        order[owner].append(number)
+        waiting[owner] -= 1
+        behind = [served[each] for each in waiting if waiting[each]]
+        if len(behind) > 1:  # those that wait all the time have had alike
+            assert max(behind) - min(behind) <= 2 * most
+
+    assert 0 == len(queue)
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+    assert len(pushes) == sum(map(len, order.values()))
+
+
+def test_the_queue_is_bounded_and_passes_over_what_does_not_fit() -> None:
+    queue: FairQueue[str] = FairQueue(most=3, most_each=2)
+    queue.push("a", "large", expires_at=5.0)
+    queue.push("a", "small", expires_at=50.0)
+    with pytest.raises(TooManyRequests, match="2 creates of this owner"):
+        queue.push("a", "one more", expires_at=50.0)
+    queue.push("b", "small", expires_at=50.0)
+    with pytest.raises(TooManyRequests, match="3 creates wait"):
+        queue.push("c", "one more", expires_at=50.0)
+
+    assert ("b", "small") == queue.pop(lambda item: item == "small")
+    assert queue.pop(lambda item: item == "small") is None
+    assert [("a", "large")] == queue.expire(5.0)
+    assert ("a", "small") == queue.pop(lambda item: item == "small")
+    assert 0 == len(queue)
+
+
+def test_quotas_count_what_nodes_report_and_what_was_just_admitted() -> None:
+    quotas, one, limit = Quotas(), Use(1, 100), Use(3, 1000)
+    quotas.report("n0", {"a": Use(1, 100), "b": Use(2, 0)})
+    quotas.report("n1", {"a": Use(1, 100)})
+    quotas.admit("a", one, limit)
+    with pytest.raises(QuotaExceeded, match="sandboxes: this would make 4 sandboxes on all nodes"):
+        quotas.admit("a", one, limit)
+    with pytest.raises(QuotaExceeded, match="memory_bytes: this would make 2,300 memory bytes"):
+        quotas.admit("a", Use(1, 2000), Use(0, 1000))
+
+    quotas.settle("a", one)
+    quotas.report("n1", {})
+    assert Use(1, 100) == quotas.used("a")
+    assert Use(2, 0) == quotas.used("b")
+    quotas.report("n0", {})
+    assert Use() == quotas.used("a") == quotas.used("b")
