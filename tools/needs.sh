@@ -37,7 +37,7 @@ add_needs() {
   tools/guest_kernel.sh /var/cache/ringfence-tests/kernel || true
   # A real launcher for the command backend, and those of browsers; where they cannot be had, their tests say so.
   command -v codex >/dev/null || tools/conformance.sh codex --install || true
-  add_browser_launchers || true
+  add_libraries || true
 }
 
 # The tests of ordinary users need it as Debian makes it; images of machines have been seen with 755.
@@ -46,14 +46,19 @@ open_tmp() {  # [DIRECTORY]
   [ "$(stat -c %a "$tmp")" = 1777 ] || { say "$tmp: mode 1777, so that every user can write to it"; chmod 1777 "$tmp"; }
 }
 
-# Where a sandbox sees them, too. Neither brings a browser along: the tests start Debian's Chromium.
-add_browser_launchers() {
+# Where a sandbox sees them, too: launchers of browsers, which are Debian's, and what cells plot with.
+add_libraries() {
   local place=/usr/local/lib/ringfence-tests
   if [ ! -d $place/playwright/playwright ]; then
     say "installing Playwright"
     add_pip; .venv/bin/python -m pip --python /usr/bin/python3 install -q --root-user-action ignore --no-compile \
       --target $place/playwright playwright==1.65.2 >>build/pip.log 2>&1 || return 1
     rm -f $place/playwright/playwright/driver/node # Debian's serves, and is 80 MB less
+  fi
+  if [ ! -d $place/science/matplotlib ]; then
+    say "installing matplotlib, pandas and ipykernel"
+    add_pip; .venv/bin/python -m pip --python /usr/bin/python3 install -q --root-user-action ignore --no-compile \
+      --target $place/science matplotlib==3.11.2 pandas==3.1.1 ipykernel==7.4.0 >>build/pip.log 2>&1 || return 1
   fi
   if [ ! -d $place/puppeteer/node_modules/puppeteer-core ]; then
     say "installing Puppeteer"

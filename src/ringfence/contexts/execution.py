@@ -22,6 +22,7 @@ MOST_RESULT_BYTES = 64 << 20
 MOST_PARTS = 32
 MOST_PART_BYTES = 32 << 20  # of one result
 _PIECE_CHARS = 1 << 16
+CHART = "application/vnd.ringfence.chart+json"
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -88,7 +89,19 @@ class Result:
         Raises:
             InvalidRequest: The sandbox sent something else under that name.
         """
-        data = self.data.get("application/json")
+        return self._json_of("application/json")
+
+    @property
+    def chart(self) -> Any:
+        """Data of a matplotlib figure: `type`, `title`, `elements`, axes; None where there is none.
+
+        Raises:
+            InvalidRequest: The sandbox sent something else under that name.
+        """
+        return self._json_of(CHART)
+
+    def _json_of(self, mime: str) -> Any:
+        data = self.data.get(mime)
         try:
             return None if data is None else json.loads(data)
         except (ValueError, RecursionError) as exc:

@@ -72,8 +72,11 @@ def language_of(argv: Sequence[str]) -> str:
 
 def kernel_of(language: str) -> bytes:
     """Read the source that the bootstrap of a language reads first."""
-    name = "kernel.js" if language == "node" else "kernel.py"
-    return Path(__file__).with_name(name).read_bytes() + b"\0"
+    here = Path(__file__).parent
+    if language == "node":
+        return (here / "kernel.js").read_bytes() + b"\0"
+    charts = f"\nCHARTS = {(here / 'charts.py').read_text()!r}"
+    return (here / "kernel.py").read_text().replace('\nCHARTS = ""', charts, 1).encode() + b"\0"
 
 
 def request(do: str, **fields: object) -> bytes:

@@ -86,16 +86,17 @@ function poll(isNew) {
   if (came) return void (timer = setTimeout(poll, 0));
   if (current) timer = setTimeout(poll, pause);
 }
-function interruptChildren(pid) {
-  try {
-    for (const task of fs.readdirSync('/proc/' + pid + '/task')) {
-      const children = fs.readFileSync('/proc/' + pid + '/task/' + task + '/children', 'latin1');
-      for (const child of children.split(' ').filter(Boolean)) {
-        interruptChildren(child);
-        process.kill(Number(child), 'SIGINT');
-      }
-    }
-  } catch {}  // it has ended
+function interruptChildren() {  // not all kernels list a process's children
+  const parents = new Map(), reached = new Set([String(process.pid)]);
+  for (const pid of fs.readdirSync('/proc').filter(each => /^[0-9]+$/.test(each))) {
+    try { parents.set(pid, fs.readFileSync('/proc/' + pid + '/stat', 'latin1').split(') ').pop().split(' ')[1]); } catch {}
+  }
+  for (let before = 0; before < reached.size;) {
+    before = reached.size;
+    for (const [pid, parent] of parents) if (reached.has(parent)) reached.add(pid);
+  }
+  reached.delete(String(process.pid));
+  for (const pid of reached) try { process.kill(Number(pid), 'SIGINT'); } catch {}
 }
 function interrupt(cell) {
   const at = queue.findIndex(each => each.cell === cell);
@@ -108,7 +109,7 @@ function interrupt(cell) {
   } else if (current && (cell === null || cell === current.cell)) {
     session.post('Runtime.evaluate', {
       expression: 'globalThis[Symbol.for("ringfence.interrupt")](' + JSON.stringify(current.cell) + ')', silent: true });
-    interruptChildren(process.pid);
+    interruptChildren();
   }
 }
 function take(request) {

@@ -1,0 +1,145 @@
+"""Cells with packages: figures with their data, tables, kernels of Jupyter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.contexts import Context
+from tests.features import require
+
+SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
+ENV = {"PYTHONPATH": str(SCIENCE)}
+
+pytestmark = pytest.mark.skipif(
+    not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}: tools/needs.sh"
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    require("user namespaces")
+    backend = NativeBackend()
+    try:
+        with Sandbox.create(backend=backend) as made:
+            yield made
+    finally:
+        backend.close()
+
+
+@pytest.fixture(scope="module")
+def plots(sandbox: Sandbox) -> Iterator[Context]:
+    with sandbox.context(env=ENV) as made:
+        made.run("import datetime, matplotlib.pyplot as plt, numpy as np", timeout_s=120)
+        yield made
+
+
+def chart(plots: Context, code: str) -> Any:
+    cell = plots.run(code, timeout_s=120)
+    assert cell.error is None, cell.error.traceback
+    (result,) = [each for each in cell.results if each.png]
+    return result.chart
+
+
+def test_lines(plots: Context) -> None:
+    found = chart(
+        plots,
+        "x = np.linspace(0, 6, 100)\nplt.plot(x, np.sin(x), label='sin'); plt.plot(x, np.cos(x))\n"
+        "plt.axhline(0); plt.xlabel('Time (s)'); plt.ylabel('Level (log scale)'); plt.title('Waves')\n"
+        "plt.yscale('symlog'); plt.show()",
+    )
+
+    assert ("line", "Waves", "Time (s)", "s", "log scale", "linear", "symlog") == tuple(
+        found[key] for key in ("type", "title", "x_label", "x_unit", "y_unit", "x_scale", "y_scale")
+    )
+    assert [("sin", 100), ("Line 2", 100)] == [
+        (each["label"], len(each["points"])) for each in found["elements"]
+    ]
+    assert [0.0, 0.0] == found["elements"][0]["points"][0]
+    assert [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0] == found["x_ticks"]
+    assert ["0", "1", "2", "3", "4", "5", "6"] == found["x_tick_labels"]
+
+
+def test_dates_and_names_on_axes(plots: Context) -> None:
+    found = chart(
+        plots,
+        "days = [datetime.date(2023, 9, day) for day in (1, 2, 3)]\nplt.plot(days, ['A', 'B', 'C'])",
+    )
+
+    assert ("datetime", "categorical") == (found["x_scale"], found["y_scale"])
+    assert ["2023-09-01T00:00:00+00:00", "A"] == found["elements"][0]["points"][0]
+    assert ["A", "B", "C"] == found["y_tick_labels"]
+    gap = chart(plots, "plt.plot([1, 2], [3, float('nan')])")
+    assert [[1.0, 3.0], [2.0, None]] == gap["elements"][0]["points"]
+
+
+def test_bars(plots: Context) -> None:
+    upright = chart(plots, "plt.bar(['A', 'B'], [100, 200]); plt.ylabel('Sold')")
+    grouped = chart(
+        plots,
+        "fig, ax = plt.subplots()\nat = np.arange(2)\n"
+        "ax.bar(at - 0.2, [1, 2], 0.4, label='old'); ax.bar(at + 0.2, [3, 4], 0.4, label='new')\n"
+        "ax.set_xticks(at, ['A', 'B']);",
+    )
+    flat = chart(plots, "plt.barh(['A', 'B'], [5, 6])")
+
+    assert ("bar", None, "Sold", None) == (
+        upright["type"], upright["title"], upright["y_label"], upright["x_unit"]
+    )  # fmt: skip
+    assert [("A", 100.0, "Group 1"), ("B", 200.0, "Group 1")] == _bars(upright)
+    assert [("A", 1, "old"), ("B", 2, "old"), ("A", 3, "new"), ("B", 4, "new")] == _bars(grouped)
+    assert [("A", 5, "Group 1"), ("B", 6, "Group 1")] == _bars(flat)
+
+
+def _bars(found: Any) -> list[Any]:
+    return [(each["label"], each["value"], each["group"]) for each in found["elements"]]
+
+
+def test_pies_and_boxes(plots: Context) -> None:
+    pie = chart(plots, "plt.pie([90, 10], labels=['No', 'Yes'], startangle=90); plt.title('T');")
+    data = "[[1, 2, 3, 4, 5, 50], [2, 3, 4]]"
+    boxes = chart(plots, f"plt.boxplot({data}, tick_labels=['a', 'b']);")
+    flat = chart(plots, f"plt.boxplot({data}, orientation='horizontal', patch_artist=True);")
+
+    assert [("No", 324.0, 1.0), ("Yes", 36.0, 1.0)] == [
+        (each["label"], each["angle"], each["radius"]) for each in pie["elements"]
+    ]
+    first = {
+        "min": 1,
+        "first_quartile": 2.25,
+        "median": 3.5,
+        "third_quartile": 4.75,
+        "max": 5,
+        "outliers": [50],
+    }
+    assert "box_and_whisker" == boxes["type"] == flat["type"]
+    assert {"label": "a", **first} == boxes["elements"][0]
+    assert {"label": "1", **first} == flat["elements"][0]
+    assert 2 == len(boxes["elements"]) == len(flat["elements"])
+
+
+def test_several_axes_and_what_is_not_known(plots: Context) -> None:
+    both = chart(
+        plots,
+        "fig, axes = plt.subplots(1, 2)\nfig.suptitle('Both')\naxes[0].plot([1, 2])\n"
+        "axes[1].scatter([1, 2, 3], [4, 5, 6], c=[1, 2, 3], label='dots')",
+    )
+    circle = chart(plots, "fig, ax = plt.subplots()\nax.add_artist(plt.Circle((0, 0), 1));")
+    large = chart(plots, "plt.plot(np.zeros(200_000));")
+
+    assert ("superchart", "Both") == (both["type"], both["title"])
+    assert ["line", "scatter"] == [each["type"] for each in both["elements"]]
+    assert [1.0, 4.0] == both["elements"][1]["elements"][0]["points"][0]
+    assert ("unknown", []) == (circle["type"], circle["elements"])
+    assert large is None, "the picture alone"
+
+
+def test_a_table_of_pandas(plots: Context) -> None:
+    found = plots.run("import pandas\npandas.DataFrame({'a': [1, 2]})", timeout_s=120).results[0]
+
+    assert "<table" in (found.html or "")
