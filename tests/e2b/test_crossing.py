@@ -68,7 +68,7 @@ def test_ports_of_a_sandbox_of_v1_are_not_public(client: Client) -> None:
     owner = client.http.get("/", headers={**host, "X-Access-Token": found["envdAccessToken"]})
     client.api("DELETE", "/sandboxes/sbx-of-v1")
 
-    assert (401, 502) == (stranger.status_code, owner.status_code)
+    assert (403, 502) == (stranger.status_code, owner.status_code)
     assert found["network"]["allowPublicTraffic"] is False
 
 

@@ -77,9 +77,9 @@ def test_ports_that_are_not_public_need_a_token(client: Client) -> None:
     host = {"Host": f"3000-{box.id}.sbx.test"}
     token = {"E2B-Traffic-Access-Token": box.made["trafficAccessToken"]}
 
-    assert 401 == client.http.get("/", headers=host).status_code
+    assert 403 == client.http.get("/", headers=host).status_code
     wrong = {"E2B-Traffic-Access-Token": "0" * 64}
-    assert 401 == client.http.get("/", headers={**host, **wrong}).status_code
+    assert 403 == client.http.get("/", headers={**host, **wrong}).status_code
     assert 200 == client.http.get("/", headers={**host, **token}).status_code
     client.api("DELETE", f"/sandboxes/{box.id}")
 

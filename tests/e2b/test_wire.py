@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import threading
 import time
 
 import pytest
@@ -38,8 +39,8 @@ def test_lists_are_filtered_and_come_in_pages(client: Client, box: Box) -> None:
     assert [each.id for each in reversed(others)] == found[:3]
     assert box.id == found[3]
     assert "x-next-token" not in second.headers
-    ours = client.api("GET", "/v2/sandboxes?metadata=a%3Db%2Bc").json()
-    assert [box.id] == [each["sandboxID"] for each in ours]
+    ours = client.api("GET", "/v2/sandboxes?metadata=a%3Db%252520c").json()
+    assert [box.id] == [each["sandboxID"] for each in ours], "quoted twice, as by the SDKs"
     assert [] == client.api("GET", "/v2/sandboxes?state=paused").json()
     for each in others:
         assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
@@ -82,8 +83,6 @@ def test_a_start_that_fails_says_why(
 
 
 def test_input_reaches_the_process_and_ends(box: Box) -> None:
-    import threading
-
     messages: list[dict[str, object]] = []
     process = {"cmd": "cat", "args": []}
     form = {"process": process, "tag": "reader"}
@@ -186,14 +185,97 @@ def test_a_watch_tells_events_between_two_polls(box: Box) -> None:
     box.rpc("/filesystem.Filesystem/MakeDir", {"path": "watched"})
     made = box.rpc("/filesystem.Filesystem/CreateWatcher", {"path": "watched"}).json()
     box.call("POST", "/files?path=watched/new", content=b"1")
-    found: list[dict[str, str]] = []
-    until = time.monotonic() + 20
-    while not any("WRITE" in each["type"] for each in found) and time.monotonic() < until:
-        found += box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).json()["events"]
+    poll = "/filesystem.Filesystem/GetWatcherEvents"
+    found = box.rpc(poll, made).json()["events"]
 
-    assert {"name": "new", "type": "EVENT_TYPE_CREATE"} == found[0]
+    assert [("new", f"EVENT_TYPE_{kind}") for kind in ("CREATE", "CHMOD", "WRITE")] == [
+        (each["name"], each["type"]) for each in found
+    ]
+    box.rpc("/filesystem.Filesystem/Remove", {"path": "watched/new"})
+    assert [{"name": "new", "type": "EVENT_TYPE_REMOVE"}] == box.rpc(poll, made).json()["events"]
     assert 200 == box.rpc("/filesystem.Filesystem/RemoveWatcher", made).status_code
     assert 404 == box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).status_code
+
+
+def test_a_watch_tells_what_a_new_directory_holds_and_ends_in_time(box: Box) -> None:
+    box.rpc("/filesystem.Filesystem/MakeDir", {"path": "grown"})
+    asked = {"path": "grown", "recursive": True}
+    made = box.rpc("/filesystem.Filesystem/CreateWatcher", asked).json()
+    box.run("mkdir grown/in && echo 1 > grown/in/file")
+    found = box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).json()["events"]
+
+    assert {("in", "EVENT_TYPE_CREATE"), ("in/file", "EVENT_TYPE_WRITE")} <= {
+        (each["name"], each["type"]) for each in found
+    }
+    ends = {"connect-timeout-ms": "200"}
+    *_, last = box.stream("/filesystem.Filesystem/WatchDir", asked, headers=ends)
+    assert "deadline_exceeded" == last["error"]["code"]
+
+
+def test_the_end_of_a_sandbox_is_named_by_whom_it_cuts_off(client: Client) -> None:
+    made, ended = client.create(), threading.Event()
+    messages: list[dict[str, object]] = []
+
+    def follow() -> None:
+        messages.extend(made.run("echo begun > /tmp/begun; sleep 60"))
+        ended.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    until = time.monotonic() + 20
+    while made.call("GET", "/files?path=/tmp/begun").status_code != 200:
+        assert time.monotonic() < until
+    client.api("DELETE", f"/sandboxes/{made.id}")
+
+    assert ended.wait(20)
+    error = messages[-1]["error"]
+    assert "unavailable" == error["code"]  # type: ignore[index]
+    assert "sandbox was killed or reached its end of life" in error["message"]  # type: ignore[index]
+
+
+def test_the_deadline_of_a_sandbox_reads_the_same_each_time(client: Client, box: Box) -> None:
+    ends = {client.api("GET", f"/sandboxes/{box.id}").json()["endAt"] for _ in range(20)}
+
+    assert 1 == len(ends)
+
+
+def test_sudo_gives_no_rights(box: Box) -> None:
+    assert "sandbox set\n" == _text(
+        box.run("echo $(sudo -n -u root whoami) $(A=1 sudo A=set printenv A)")
+    )
+
+
+def _boot_id(box: Box) -> str:
+    answer = box.call("GET", "/files?path=/proc/sys/kernel/random/boot_id")
+    assert 200 == answer.status_code, answer.text
+    return answer.text
+
+
+@pytest.mark.parametrize("by", ["pause", "deadline"])
+def test_a_sandbox_paused_without_memory_starts_anew(client: Client, by: str) -> None:
+    box = client.create(timeout=60, autoPause=True, autoPauseMemory=by != "deadline")
+    before = _boot_id(box)
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        assert file.read() != before
+    box.run("echo kept > kept; setsid sleep 1000 >/dev/null 2>&1 &")
+    if by == "pause":
+        pausing = client.api("POST", f"/sandboxes/{box.id}/pause", json={"memory": False})
+        assert 204 == pausing.status_code
+    else:
+        client.api("POST", f"/sandboxes/{box.id}/timeout", json={"timeout": 0})
+        until = time.monotonic() + 20
+        while "paused" != client.api("GET", f"/sandboxes/{box.id}").json()["state"]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    client.api("POST", f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60})
+
+    assert "kept\n" == _text(box.run("cat kept"))
+    assert "" == _text(box.run("pgrep sleep"))
+    assert before != _boot_id(box)
+    middle = _boot_id(box)
+    client.api("POST", f"/sandboxes/{box.id}/pause", json={})
+    client.api("POST", f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60})
+    assert middle == _boot_id(box), "with its memory it is the same boot"
+    client.api("DELETE", f"/sandboxes/{box.id}")
 
 
 def test_a_paused_sandbox_keeps_its_id_and_processes(client: Client) -> None:

@@ -232,6 +232,18 @@ class CpuClock:
         raise NotImplementedError
 
 
+class BootIdentity:
+    """A sandbox with a boot id of its own in /proc/sys/kernel/random/boot_id."""
+
+    def renew_boot_id(self) -> None:
+        """Show another one from now on: what runs inside is to be taken for started anew.
+
+        Raises:
+            SandboxLost: It is gone.
+        """
+        raise NotImplementedError
+
+
 class DrivenExec:
     """An exec that its driver tells about the timeout; the defaults are those of any other exec.
 

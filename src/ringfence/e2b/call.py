@@ -44,6 +44,7 @@ class Shared:
 
     Attributes:
         tags: Tag and environment of each exec that runs, as its client named them.
+        ahead_s: How far the wall clock is ahead of the one that deadlines are counted by.
     """
 
     def __init__(self, service: Service, execs: Execs, settings: E2BSettings) -> None:
@@ -51,6 +52,7 @@ class Shared:
         self.tokens = Tokens(service.manager.store.directory)
         self.watchers, self.meter = Watchers(service), Meter(service)
         self.tags: dict[str, tuple[str, dict[str, str]]] = {}
+        self.ahead_s = service.manager.clock.ahead_s
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:

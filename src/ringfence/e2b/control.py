@@ -6,7 +6,7 @@ import base64
 import time
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from starlette.responses import JSONResponse, Response
 
@@ -29,6 +29,7 @@ _DEFAULT_S = 15
 _MOST_FORKS, _MOST_PAGE = 100, 100
 _LONGEST_NAME = 128  # of a snapshot
 _MIB = 1 << 20
+_CLOCK_SET_S = 0.5  # more than clocks drift apart: somebody has set one
 _REFUSED = {
     "volumeMounts": "volumes are not supported by Ringfence: mount a directory by a template",
     "mcp": "the MCP gateway is not supported by Ringfence: run your MCP servers as commands",
@@ -99,7 +100,9 @@ async def list_(call: Call) -> Response:
     """List sandboxes, newest first, page by page."""
     query = call.request.query_params
     states = set(query.get("state", "running,paused").split(","))
-    wanted = dict(parse_qsl(query.get("metadata", ""), keep_blank_values=True))
+    # The SDKs quote names and values before they make a query of them.
+    pairs = parse_qsl(query.get("metadata", ""), keep_blank_values=True)
+    wanted = {unquote(key): unquote(value) for key, value in pairs}
     found = [
         live
         for live in call.service.manager.index.all()
@@ -157,14 +160,13 @@ def _opened(call: Call, live: Live) -> dict[str, Any]:
 
 def _listed(call: Call, live: Live) -> dict[str, Any]:
     notes, limits = notes_of(live.metadata), describe_live(live).limits
-    left = live.left_s(call.service.manager.clock.now())
     return {
         "sandboxID": live.sandbox_id,
         "templateID": notes.template,
         "alias": notes.template,
         "clientID": _CLIENT,
         "startedAt": timestamp(live.created_at),
-        "endAt": timestamp(time.time() + (366 * 86_400 if left is None else left)),
+        "endAt": timestamp(_wall(call, live.expires)),
         "cpuCount": max(1, round(limits.cpus or 1)),
         "memoryMB": (limits.memory_bytes or 0) // _MIB,
         "diskSizeMB": (limits.disk_bytes or 0) // _MIB,
@@ -172,6 +174,14 @@ def _listed(call: Call, live: Live) -> dict[str, Any]:
         "state": _state(live),
         "envdVersion": ENVD_VERSION,
     }
+
+
+def _wall(call: Call, moment: float | None) -> float:
+    """The wall time of a deadline, the same each time that it is asked for."""
+    ahead_s = call.shared.ahead_s
+    if abs(call.service.manager.clock.ahead_s - ahead_s) > _CLOCK_SET_S:
+        ahead_s = call.shared.ahead_s = call.service.manager.clock.ahead_s
+    return time.time() // 86_400 * 86_400 + 366 * 86_400 if moment is None else moment + ahead_s
 
 
 def _detail(call: Call, live: Live) -> dict[str, Any]:
@@ -245,9 +255,9 @@ async def resume(call: Call) -> Response:
 async def pause(call: Call) -> Response:
     """Freeze a sandbox; its id stays."""
     live, form = _live(call), await call.form()
-    if field(form, "memory", bool, True) is False:
-        raise ApiError(501, "pausing without memory is not supported by Ringfence: take a snapshot")
-    if not await call.call(lives.pause, call.service.manager, live):
+    keeps_memory = field(form, "memory", bool, True)
+    manager = call.service.manager
+    if not await call.call(lives.pause, manager, live, keeps_memory=keeps_memory):
         raise ApiError(409, f"sandbox '{live.sandbox_id}' is already paused")
     return Response(status_code=204)
 

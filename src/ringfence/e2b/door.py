@@ -242,7 +242,7 @@ class _Passing:
         """Find the sandbox of a signed URL that names none: with E2B_SANDBOX_URL none does."""
         query = {**Request(self._scope).query_params}
         for live in self._service.manager.index.all():
-            if not self._tokens.signs(live, self._operation, query):
+            if self._tokens.is_signed(live, self._operation, query):
                 return live
         raise unauthorized()
 
@@ -269,7 +269,9 @@ class _Passing:
         needs_token = self._port == INTERPRETER_PORT or not notes.is_public
         is_shown = bool(shown) and self._tokens.opens_traffic(live, shown or "")
         if needs_token and not is_shown:
-            raise unauthorized()
+            if self._port == INTERPRETER_PORT:
+                raise unauthorized()
+            raise ApiError(403, "the port needs the header e2b-traffic-access-token")
         return self._door.caller_of(notes.key, live)
 
     # -- going out ------------------------------------------------------------------------------

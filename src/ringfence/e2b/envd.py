@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
+import stat
 import time
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from ..api.routes import files as our_files
 from ..api.thread_pools import COPIES
@@ -21,6 +24,7 @@ from .rpc import user_of
 
 _PIECE = 1 << 20
 _GZIP = 31  # zlib's window bits for a gzip header
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOST_FILES = 1000  # of one upload
 
 
@@ -40,6 +44,8 @@ async def download(call: Call) -> Response:
             raise ApiError(400, f"path '{path}' is a directory")
         response = await our_files.read(sandbox_id, path, call.service, call.caller, "", "")
     except (FileNotFound, NotADirectory) as exc:
+        if path == _BOOT_ID:  # gVisor's kernel has none
+            return PlainTextResponse(call.shared.tokens.boot_id(call.inside, call.notes.boots))
         raise ApiError(404, f"path '{path}' does not exist") from exc
     except IsADirectory as exc:
         raise ApiError(400, f"path '{path}' is a directory") from exc
@@ -134,10 +140,12 @@ class _Writing:
 
         def start() -> BinaryIO:
             try:
-                return files.open_write(path)
+                file = files.open_write(path)
             except FileNotFound:
                 files.make_dir(posixpath.dirname(path), parents=True)
-                return files.open_write(path)
+                file = files.open_write(path)
+            _settle_mode(file)
+            return file
 
         try:
             self._file = await self._call.call(start)
@@ -179,6 +187,14 @@ class _Writing:
     def abandon(self) -> None:
         if self._file is not None:
             self._call.service.thread_pools.later(self._file.close)
+
+
+def _settle_mode(file: BinaryIO) -> None:
+    """Set the mode that the file has: E2B does so, and whoever watches is told of it."""
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(mode):
+        with suppress(OSError):  # as an ordinary user the file may be another id's
+            os.fchmod(file.fileno(), stat.S_IMODE(mode))
 
 
 async def health(_call: Call) -> Response:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import posixpath
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from ..sandbox.files import Files
 from .call import Call
 from .codec import RpcError, field
 from .paths import absolute, entry
-from .rpc import ping_s, server_stream, unary, user_of
+from .rpc import deadline_s, ping_s, server_stream, unary, user_of
 from .watchers import Watch
 
 _MOST_ENTRIES, _MOST_PATHS = 20_000, 4 << 20
@@ -46,7 +48,7 @@ async def list_dir(call: Call, form: dict[str, Any]) -> bytes:
     path, depth = _path(call, form), field(form, "depth", int, 1) or 1
     files = call.inside.sandbox.files
     if depth < 0:
-        raise RpcError("invalid_argument", "depth should be at least one")
+        raise RpcError("invalid_argument", "depth should be at least 1")
     found: bytes = await call.call(_entries, files, path, depth)
     return found
 
@@ -143,19 +145,23 @@ async def _watch(call: Call, form: dict[str, Any]) -> Watch:
 
 async def watch_dir(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Stream what changes in a directory."""
-    watch = await _watch(call, form)
+    watch, left_s = await _watch(call, form), deadline_s(call)
     await watch.begin()
-    return _changes(call, watch)
+    return _changes(call, watch, math.inf if left_s is None else time.monotonic() + left_s)
 
 
-async def _changes(call: Call, watch: Watch) -> AsyncIterator[dict[str, Any]]:
+async def _changes(call: Call, watch: Watch, until: float) -> AsyncIterator[dict[str, Any]]:
     try:
         yield {"start": {}}
-        while (found := await watch.next(ping_s(call))) is not None:
+        while (left_s := until - time.monotonic()) > 0:
+            found = await watch.next(min(left_s, ping_s(call)))
+            if found is None:
+                return
             for each in found:
                 yield {"filesystem": each}
             if not found:
                 yield {"keepalive": {}}
+        raise RpcError("deadline_exceeded", "the deadline of the request is over")
     finally:
         await watch.close()
 
@@ -169,7 +175,7 @@ async def create_watcher(call: Call, form: dict[str, Any]) -> dict[str, Any]:
 async def watcher_events(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Return the changes since they were last asked for."""
     watcher_id = field(form, "watcherId", str, "")
-    return {"events": call.shared.watchers.events(call.inside.sandbox_id, watcher_id)}
+    return {"events": await call.shared.watchers.events(call.inside.sandbox_id, watcher_id)}
 
 
 async def remove_watcher(call: Call, form: dict[str, Any]) -> dict[str, Any]:

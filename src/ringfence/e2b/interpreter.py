@@ -19,7 +19,7 @@ from ..api.streaming.runs import wait_for
 from ..api.thread_pools import BODIES
 from ..contexts.context import BASH, PYTHON
 from ..contexts.frames import MARK, argv_of, language_of, request
-from ..errors import BadJson, RingfenceError, TooLarge
+from ..errors import BadJson, FileError, RingfenceError, TooLarge
 from ..execs.run import Run
 from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
@@ -228,8 +228,10 @@ async def create(call: Call) -> Response:
     form = await call.form()
     language = _language(field(form, "language", str))
     cwd = absolute(field(form, "cwd", str) or HOME)
-    if not await call.call(call.inside.sandbox.files.exists, cwd):
-        raise ApiError(400, f"cwd '{cwd}' does not exist")
+    try:
+        await call.call(call.inside.sandbox.files.make_dir, cwd)  # as E2B does where it is missing
+    except FileError as exc:
+        raise ApiError(400, f"cwd '{cwd}': {exc.message}") from exc
     run = await _begin(call, f"{language}-{secrets.token_hex(8)}", language, cwd)
     return JSONResponse(_form(run))
 

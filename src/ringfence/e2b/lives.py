@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import LifecycleError
+from ..backends.optional import BootIdentity
+from ..errors import LifecycleError, RingfenceError
 from ..model.acquire import AcquireOptions
 from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
 from ..model.spec import SandboxSpec
 from ..sessions import snapshots
-from .notes import Notes
+from ..sessions.catalogue.records import map_text
+from .notes import Notes, client_metadata, notes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,11 +71,17 @@ def restored(service: Service, caller: Caller, snapshot_id: str) -> SandboxSpec:
     return snapshots.spec_of(snapshots.need(service.manager, snapshot_id, caller.sees))
 
 
-def pause(manager: SessionManager, live: Live) -> bool:
-    """Freeze a sandbox; False if it is already. Its deadline waits until it is woken."""
+def pause(manager: SessionManager, live: Live, *, keeps_memory: bool = True) -> bool:
+    """Freeze a sandbox; False if it is already. Its deadline waits until it is woken.
+
+    Args:
+        keeps_memory: Whether processes go on when it is woken; else only files are left of it.
+    """
     with live.lock:
         if live.state == SessionState.SUSPENDED:
             return False
+        if not keeps_memory:
+            _start_anew(manager, live)
         if live.timeouts.on_expiry != SUSPEND:
             manager.extend(live.id, _PAUSED_S)
         manager.suspend(live.id)
@@ -87,10 +96,25 @@ def wake(manager: SessionManager, live: Live, timeout_s: float | None = None) ->
     """
     with live.lock:
         was_paused = live.state == SessionState.SUSPENDED
+        left_s = live.left_s(manager.clock.now()) or 0.0
         if was_paused:
             # The deadline first: past it, the reaper would pause it again.
             manager.extend(live.id, timeout_s or WOKEN_S)
             manager.resume(live.id)
-        elif timeout_s is not None and timeout_s > (live.left_s(manager.clock.now()) or 0.0):
+            if left_s <= 0 and not notes_of(live.metadata).keeps_memory:
+                _start_anew(manager, live)  # it was paused by its deadline
+        elif timeout_s is not None and timeout_s > left_s:
             manager.extend(live.id, timeout_s)
     return was_paused
+
+
+def _start_anew(manager: SessionManager, live: Live) -> None:
+    """Leave nothing of a sandbox but its files, as if it had been booted from them."""
+    with suppress(RingfenceError):
+        live.sandbox.exec(["/bin/sh", "-c", "kill -9 -1"])
+    if isinstance(live.inner, BootIdentity):
+        live.inner.renew_boot_id()
+        return
+    notes = notes_of(live.metadata)
+    live.metadata = replace(notes, boots=notes.boots + 1).written(client_metadata(live.metadata))
+    manager.store.change_session(live.id, metadata=map_text(live.metadata))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _KEPT_S = 3600.0
 _MOST = int(_KEPT_S / _EVERY_S)
 _FRESH_S = 1.0
 _AT_ONCE = 8  # sandboxes that are looked at
+_MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""What a sandbox without a limit has of memory, and of disk, which is memory without one."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def _point(live: Live, sample: _Sample, before: _Sample | None) -> dict[str, Any
         "cpuCount": cpus,
         "cpuUsedPct": round(max(0.0, 100 * used / 1e9 / max(took, 0.001)), 2),
         "memUsed": sample.memory,
-        "memTotal": limits.memory_bytes or 0,
+        "memTotal": limits.memory_bytes or _MACHINE_BYTES,
         "memCache": 0,
         "diskUsed": sample.disk,
-        "diskTotal": limits.disk_bytes or 0,
+        "diskTotal": limits.disk_bytes or _MACHINE_BYTES,
     }

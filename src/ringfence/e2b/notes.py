@@ -25,6 +25,7 @@ class Notes:
         keeps_memory: Whether its end of life pauses it with its memory.
         is_public: Whether its ports are open without a token.
         internet: What the client said about internet access; None: nothing.
+        boots: How often it was started anew from its files, where it has no boot id of its own.
     """
 
     template: str = "base"
@@ -33,6 +34,7 @@ class Notes:
     keeps_memory: bool = True
     is_public: bool = True
     internet: bool | None = None
+    boots: int = 0
 
     def written(self, metadata: Mapping[str, str]) -> dict[str, str]:
         """The session's metadata: the client's, and these notes.
@@ -53,6 +55,11 @@ def notes_of(metadata: Mapping[str, str]) -> Notes:
         return replace(found, key=str(found.key), template=str(found.template))
     except (KeyError, ValueError, TypeError, RecursionError):
         return Notes(is_public=False)  # nothing is opened for it
+
+
+def client_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """A session's metadata without the notes."""
+    return {key: value for key, value in metadata.items() if key != _NAME}
 
 
 def own_metadata(metadata: Mapping[str, str]) -> dict[str, str]:

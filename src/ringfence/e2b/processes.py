@@ -64,7 +64,7 @@ def _find(call: Call, form: dict[str, Any]) -> Run:
 async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Start a process and follow it. It goes on without the client, until the deadline."""
     config = field(form, "process", dict, {})
-    env = field(config, "envs", dict, {})
+    env = {str(key): str(value) for key, value in field(config, "envs", dict, {}).items()}
     cwd = field(config, "cwd", str)
     pty = field(form, "pty", dict)
     argv = (field(config, "cmd", str, ""), *field(config, "args", list, []))
@@ -78,7 +78,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     request = ExecRequest(
         argv,
         cwd=absolute(cwd) if cwd else None,
-        env=environment(call) | {str(key): value for key, value in env.items()},
+        env=environment(call) | env,
         user=user_of(call),
         timeout_s=timeout_s,
         pty=_size_of(pty) if pty is not None else None,
@@ -89,7 +89,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist")
     run = await call.call(call.shared.execs.start, live, wanted)
     tags = call.shared.tags
-    tags[run.id] = tag, dict(request.env)
+    tags[run.id] = tag, env
     run.at_end(lambda: _forget(tags, run.id))
     return _events(call, run, (0, 0))
 
@@ -151,7 +151,7 @@ def _end(run: Run) -> dict[str, Any]:
     if status is None or status.killed_by == KILLED_BY_TERMINATE:
         raise RpcError(
             "unavailable",
-            f"the connection to sandbox {run.sandbox_id} ended before the stream completed",
+            f"sandbox {run.sandbox_id}: the sandbox was killed or reached its end of life",
         )
     if status.timed_out:
         raise RpcError("deadline_exceeded", "the process was killed at its deadline")

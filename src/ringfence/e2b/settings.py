@@ -20,7 +20,11 @@ USER, HOME = "user", "/home/user"
 _OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}
 _HOME_MOUNT = Mount(HOME, "", READ_WRITE, protect=())
 # E2B's files are written by root, and OpenAI Agents makes this directory so.
-_BUILT_IN_SPEC = SandboxSpec(mounts=(Mount("/workspace", "", READ_WRITE, protect=()),))
+# Its sudo comes before the host's, which cannot work inside.
+_BUILT_IN_SPEC = SandboxSpec(
+    mounts=(Mount("/workspace", "", READ_WRITE, protect=()),),
+    env={"PATH": "/opt/ringfence:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+)
 _BUILT_IN = ("base", "code-interpreter-v1")
 
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import time
+import uuid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _SECRET_BYTES = 32
 _FILE = "e2b.secret"
+_MOST_DIGITS = 19  # of a moment in seconds
 
 
 class Tokens:
@@ -36,6 +38,10 @@ class Tokens:
     def of_traffic(self, live: Live) -> str:
         """Return the token that opens a sandbox's ports."""
         return self._derive("traffic", live)
+
+    def boot_id(self, live: Live, boots: int) -> str:
+        """Return an id of the sandbox's present boot, in the form of random(4)."""
+        return f"{uuid.UUID(self._derive(f'boot {boots}', live)[:32], version=4)}\n"
 
     def _derive(self, use: str, live: Live) -> str:
         # With the session's id, which no client chooses: another owner may take a sandbox's id again.
@@ -57,15 +63,21 @@ class Tokens:
         Args:
             operation: `read` or `write`; a signature is good for one of them and one path.
         """
+        if not self.is_signed(live, operation, query):
+            return "invalid signature"
+        until = query.get("signature_expiration", "")
+        if until and int(until) < time.time():
+            return "signature is already expired"
+        return ""
+
+    def is_signed(self, live: Live, operation: str, query: Mapping[str, str]) -> bool:
+        """Return whether a signed URL was made with this sandbox's token, however long ago."""
         path, until = query.get("path", ""), query.get("signature_expiration", "")
         parts = [path, operation, query.get("username", ""), self.of(live)]
         text = ":".join([*parts, until] if until else parts)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        if not _same(query.get("signature", ""), f"v1_{digest}"):
-            return "invalid signature"
-        if until and (not until.isdecimal() or int(until[:18]) < time.time()):
-            return "signature is already expired"
-        return ""
+        is_number = not until or (until.isdecimal() and len(until) < _MOST_DIGITS)
+        return _same(query.get("signature", ""), f"v1_{digest}") and is_number
 
 
 def _same(shown: str, kept: str) -> bool:

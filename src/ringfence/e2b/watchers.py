@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import posixpath
 import secrets
 import time
 from collections import deque
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from ..api.service import Service
@@ -22,9 +23,10 @@ _READ_BYTES, _READ_S = 8 << 10, 0.001
 _MOST_EVENTS = 10_000  # of one watcher, between two polls
 _MOST_NAMES = 1 << 20  # characters in them
 _IDLE_S = 600.0  # that a watcher is kept for without being asked
-_KINDS = {
+_FLUSH_S = 2.0  # for a helper that is slow to tell what has happened already
+_MARKS = "/run"  # a directory that is in every sandbox and that little opens
+_KINDS = {  # without `written`: E2B tells nothing when a file is closed
     "created": "EVENT_TYPE_CREATE",
-    "written": "EVENT_TYPE_WRITE",
     "modified": "EVENT_TYPE_WRITE",
     "attributes": "EVENT_TYPE_CHMOD",
     "deleted": "EVENT_TYPE_REMOVE",
@@ -38,7 +40,8 @@ class Watch:
 
     def __init__(self, service: Service, live: Live, path: str, *, is_recursive: bool) -> None:
         self._service, self.live, self._path = service, live, path
-        options = '{"recursive":true}' if is_recursive else '{"recursive":false}'
+        options = json.dumps({"recursive": is_recursive, "marks": _MARKS})
+        self.marked = asyncio.Event()
         self._helper = Running(service.thread_pools, live, "watch", path, options)
         self._stack, self._left, self._is_over = AsyncExitStack(), b"", False
 
@@ -72,6 +75,7 @@ class Watch:
             return []
         if not data:
             self._is_over = True
+            self.marked.set()
             return None
         return self._events(data)
 
@@ -81,6 +85,9 @@ class Watch:
             raise RpcError("internal", "the helper inside sent a line that is too long")
         found = []
         for line in lines:
+            if line.startswith(b'{"kind": "mark"'):
+                self.marked.set()
+                continue
             change = FileChange.from_json(loads(line))
             if change.kind == "overflow":
                 raise RpcError("resource_exhausted", "changes were lost: more came than was read")
@@ -88,6 +95,12 @@ class Watch:
                 name = posixpath.relpath(change.path, self._path)
                 found.append({"name": name, "type": kind})
         return found
+
+    async def mark(self) -> None:
+        """Let the helper tell that it has told all that happened until now; `marked` is set by it."""
+        self.marked.clear()
+        call = self._service.thread_pools.call
+        await call(self.live.inner.files.list, _MARKS, key=self.live.sandbox_id)
 
     async def close(self) -> None:
         """End it."""
@@ -101,8 +114,16 @@ class _Watcher:
         self.watch = watch
         self.events: deque[dict[str, Any]] = deque()
         self._bytes = 0  # of the names in `events`, which programs inside choose
-        self.asked = time.monotonic()
+        self.asked, self._lock = time.monotonic(), asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
+
+    async def flush(self) -> None:
+        """Wait until what has happened by now has been told."""
+        async with self._lock:
+            with suppress(TimeoutError, RingfenceError, OSError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self.watch.mark()
+                    await self.watch.marked.wait()
 
     async def follow(self) -> None:
         try:
@@ -150,13 +171,16 @@ class Watchers:
         watcher.task.add_done_callback(lambda _task: self._known.pop(watcher_id, None))
         return watcher_id
 
-    def events(self, sandbox_id: str, watcher_id: str) -> list[dict[str, Any]]:
-        """Return what has changed since the last time.
+    async def events(self, sandbox_id: str, watcher_id: str) -> list[dict[str, Any]]:
+        """Return what has changed since the last time, whatever happened before this call included.
 
         Raises:
             RpcError: There is no such watcher.
         """
-        return self._need(sandbox_id, watcher_id).take()
+        watcher = self._need(sandbox_id, watcher_id)
+        watcher.asked = time.monotonic()
+        await watcher.flush()
+        return watcher.take()
 
     async def remove(self, sandbox_id: str, watcher_id: str) -> None:
         """End one.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TERMINALS = (
     24  # by default: sysctl kernel.pty.max is 4096 for everybody, 1024 of them for the host's own
 )
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -323,6 +324,24 @@ def cover_with_null(null: str, path: str) -> None:
     mounts.mount(null, path, "none", mounts.MS_BIND)
 
 
+def boot_id() -> bytes:
+    """A random UUID (RFC 9562, version 4) as random(4) shows one."""
+    data = bytearray(os.urandom(16))
+    data[6], data[8] = data[6] & 0x0F | 0x40, data[8] & 0x3F | 0x80
+    text = data.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}\n".encode()
+
+
+def _boot_id(root: NewRoot) -> None:
+    """Cover the host's boot id: by it, sandboxes of one host could be told to be so."""
+    _image_file(root, "/dev/boot_id", boot_id(), 0o444, replace=True)
+    try:
+        mounts.mount("dev/boot_id", BOOT_ID[1:], "none", mounts.MS_BIND)
+    except FileNotFoundError:
+        pass  # the host's own is masked
+    os.unlink("dev/boot_id")  # a mount needs no name
+
+
 def _proc(root: NewRoot) -> None:
     os.mkdir("proc", 0o555)
     mounts.move_mount(root.proc, "proc")
@@ -357,6 +376,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "hide": _hide,
     "mask": _mask,
     "proc": _proc,
+    "boot_id": _boot_id,
     "devpts": _devpts,
     "image_dir": _image_dir,
     "image_file": _image_file,

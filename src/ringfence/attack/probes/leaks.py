@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SHARED_KERNEL = "none: it fires in every sandbox, because the kernel is shared and shows it"
+_SHARED_KERNEL = "none: it fires in sandboxes whose kernel is shared and shows it"
 
 
 def _digest(text: str) -> str:

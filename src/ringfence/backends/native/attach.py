@@ -1,10 +1,11 @@
-"""Adding a mount to a live sandbox."""
+"""Changes to the root of a live sandbox: mounts, and its boot id."""
 
 from __future__ import annotations
 
 import os
 
 from ...errors import FileExists, InvalidRequest
+from ...launcher import newroot
 from ...model.mount import READ_ONLY
 from ...model.session import ResolvedMount
 from ...policy import landlock
@@ -90,6 +91,12 @@ def _attach_session_dir(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
         steps.append(("protect", target))
     _send(sandbox, None, target, link, steps, [], [])
     return ResolvedMount(mount.target, mount.access)
+
+
+def renew_boot_id(sandbox: LiveSandbox) -> None:
+    """Write another boot id over the one that the sandbox shows."""
+    steps = [("rewrite", newroot.BOOT_ID, newroot.boot_id())]
+    _send(sandbox, None, newroot.BOOT_ID, "", steps, [], [])
 
 
 def _send(

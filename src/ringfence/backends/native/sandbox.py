@@ -22,7 +22,7 @@ from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.session import environment
-from ..optional import CpuClock, DurableSandbox, Forkable
+from ..optional import BootIdentity, CpuClock, DurableSandbox, Forkable
 from .files import NativeFiles
 from .live import LiveSandbox
 from .network import NativeNetwork
@@ -51,7 +51,7 @@ _GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has ki
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
-class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, CpuClock):
+class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuClock):
     """See `BackendSandbox`. All methods may be called from any thread."""
 
     network: NativeNetwork
@@ -332,6 +332,13 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, CpuClock):
             self.mounts.append(resolved)
             self.backend.handover.change(self)
             return resolved
+
+    def renew_boot_id(self) -> None:
+        from .attach import renew_boot_id
+
+        with self._lock:
+            self._require(self._state, "mount")
+            renew_boot_id(self)
 
     def serve_network(self) -> None:
         """Begin to answer what its programs ask of the network; when that fails, it has ended."""

@@ -44,15 +44,24 @@ _KINDS = {
 
 
 def watch(stream: int, path: str, options: str) -> None:
-    """Events below `path`; ends when it is removed, or when nobody reads `stream` any more."""
-    _Watcher(stream, path, json.loads(options)["recursive"]).run()
+    """Events below `path`; ends when it is removed, or when nobody reads `stream` any more.
+
+    With `marks`, a directory, each time that this is opened comes as a mark: all that happened before
+    has come by then, since the kernel keeps one queue.
+    """
+    asked = json.loads(options)
+    _Watcher(stream, path, asked["recursive"], asked.get("marks", "")).run()
 
 
 class _Watcher:
-    def __init__(self, stream: int, path: str, recursive: bool) -> None:
+    def __init__(self, stream: int, path: str, recursive: bool, marks: str) -> None:
         self._stream, self._path, self._recursive = stream, path, recursive
         self._fd = inotify.inotify_init1()
         self._paths: dict[int, str] = {}
+        self._mark = -1
+        if marks:
+            # First: a second watch of one directory replaces the first, and its own must win.
+            self._mark = inotify.inotify_add_watch(self._fd, os.fsencode(marks), inotify.IN_OPEN)
         self._root = self._add(path)
 
     def _add(self, path: str) -> int:
@@ -93,6 +102,9 @@ class _Watcher:
         if mask & inotify.IN_Q_OVERFLOW:
             self._say({"kind": "overflow", "path": self._path})
             return True
+        if number == self._mark and mask & inotify.IN_OPEN and not name:
+            self._say({"kind": "mark", "path": self._path})
+            return True
         base = self._paths.get(number)
         if base is None:
             return True
@@ -127,6 +139,8 @@ class _Watcher:
             self._say({"kind": "created", "path": child, "is_directory": inner})
             if inner:
                 self._add_one(child)
+            elif _has_content(entry):
+                self._say({"kind": "modified", "path": child, "is_directory": False})
         for deepest in unseen:
             self._say({"kind": "overflow", "path": deepest, "is_directory": True})
 
@@ -134,6 +148,13 @@ class _Watcher:
         view = memoryview(json.dumps(facts).encode() + b"\n")
         while view:
             view = view[os.write(self._stream, view) :]
+
+
+def _has_content(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file(follow_symlinks=False) and entry.stat().st_size > 0
+    except OSError:
+        return False  # it went away
 
 
 def _refuse_depth(_path: str) -> None:

@@ -199,6 +199,17 @@ class Attendance(ConformanceBase):
         assert 127 == process.status().exit_code
         assert b"no-such-command" in driven.note
 
+    def test_the_boot_id_is_its_own_and_can_be_renewed(
+        self, sandbox: Lab, make_sandbox: MakeSandbox
+    ) -> None:
+        booted = declared(sandbox.sandbox, optional.BootIdentity)
+        show = "cat /proc/sys/kernel/random/boot_id"
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            seen = {file.read(), make_sandbox().sh(show).stdout, sandbox.sh(show).stdout}
+        booted.renew_boot_id()
+
+        assert 4 == len(seen | {sandbox.sh(show).stdout})
+
     def test_processor_time_only_grows(self, sandbox: Lab) -> None:
         clock = declared(sandbox.sandbox, optional.CpuClock)
         before = clock.cpu_ns()

@@ -61,6 +61,16 @@ _MASKED = (
     "timer_list",
 )
 
+# Scripts and models say it by habit. A set-user-id program could do nothing here.
+_SUDO = b"""#!/bin/sh
+# Nobody gains rights in a sandbox: the command runs as the user who asks for it.
+while :; do
+  case ${1-} in -[CDRTUghpru]) shift 2 ;; --) shift; break ;; -*) shift ;; *) break ;; esac
+done
+[ $# -gt 0 ] || { echo "usage: sudo COMMAND" >&2; exit 1; }
+exec env "$@"
+"""
+
 # Where programs may create files; everything else is read-only to Landlock too.
 WRITABLE = ("/home", "/tmp", "/var", "/mnt", "/run", "/root", "/dev/shm")
 
@@ -135,6 +145,7 @@ def _layered_root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[li
     steps += [
         ("image_link", *args) for verb, *args in made if verb == "symlink" and _is_plain(args[0])
     ]
+    steps += [("image_file", *args, True) for verb, *args in made if verb == "file"]
     for source, target, attributes in [*shown(), *environment]:
         if _is_plain(target):
             steps.append(("bind", target, len(trees)))
@@ -161,7 +172,7 @@ def image_root(uid: int, *, first: int = 0) -> tuple[list[Tree], Steps]:
         steps.append(("show", f"/dev/{name}", first + len(trees), False))
         trees.append(tree(f"/dev/{name}", DEVICE))
     rest = [step for step in after_binds() if step[0] != "proc"]
-    return trees, [*steps, ("image_proc",), *rest]
+    return trees, [*steps, ("image_proc",), ("boot_id",), *rest]
 
 
 def _image_layout(uid: int) -> Steps:
@@ -194,7 +205,7 @@ def _root(uid: int, environment: list[tuple[str, str, int]]) -> tuple[list[Tree]
     for source, target, attributes in environment:
         steps.append(("bind", target, len(trees)))
         trees.append(tree(source, attributes))
-    return trees, [*steps, *after_binds()]
+    return trees, [*steps, *after_binds(), ("boot_id",)]
 
 
 def guest_root(uid: int) -> tuple[Steps, list[Tree]]:
@@ -277,11 +288,11 @@ def shown_etc() -> list[str]:
 
 
 def links() -> Steps:
-    """/bin and friends where the host has merged them into /usr, the time zone, and `python`."""
-    steps: Steps = []
+    """/bin and friends where the host has merged them into /usr, the time zone, `python` and `sudo`."""
+    steps: Steps = [("dir", path, 0o755, False) for path in ("/opt", _NAMES)]
+    steps.append(("file", f"{_NAMES}/sudo", _SUDO, 0o755))
     if not os.path.exists("/usr/bin/python") and os.path.exists("/usr/bin/python3"):
         # Last on PATH. Debian has no `python`; what models and frameworks run is called just that.
-        steps += [("dir", path, 0o755, False) for path in ("/opt", _NAMES)]
         steps.append(("symlink", f"{_NAMES}/python", "/usr/bin/python3"))
     for name in _USR_LINKS:
         if os.path.islink(f"/{name}"):
