@@ -81,7 +81,7 @@ def test_a_client_that_leaves_interrupts_its_cell(box: Box) -> None:
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("language", ["r", "java", "javascript"])
+@pytest.mark.parametrize("language", ["r", "java", "deno"])
 def test_a_language_that_is_missing_is_named(box: Box, language: str) -> None:
     answer = box.call("POST", "/execute", json={"code": "1", "language": language}, headers=PORT)
 
@@ -95,3 +95,76 @@ def test_a_token_is_needed(client: Client, box: Box) -> None:
         assert 401 == client.http.get("/contexts", headers=headers).status_code
     traffic = {**named, "E2B-Traffic-Access-Token": box.made["trafficAccessToken"]}
     assert 200 == client.http.get("/contexts", headers=traffic).status_code
+
+
+def test_javascript_keeps_variables_and_takes_back_those_of_one_cell(box: Box) -> None:
+    show = "`${process.env.GREETING} ${process.env.NEW}`"
+    env = {"GREETING": "it's", "NEW": "1"}
+    _execute(box, "const kept = 20", language="js")
+
+    assert "it's 1" == _of(_execute(box, show, language="js", env_vars=env), "result")[0]["text"]
+    assert "hi undefined" == _of(_execute(box, show, language="js"), "result")[0]["text"]
+    assert "21" == _of(_execute(box, "kept + 1", language="javascript"), "result")[0]["text"]
+
+
+def test_default_contexts_are_listed_before_they_are_used(client: Client) -> None:
+    box = client.create()
+    listed = box.call("GET", "/contexts", headers=PORT).json()
+    assert ["python", "javascript"] == [each["language"] for each in listed]
+
+    lines = _execute(box, "'quoted'", context_id=listed[0]["id"])
+    assert ("quoted", 1) == (
+        _of(lines, "result")[0]["text"],
+        _of(lines, "number_of_executions")[0]["execution_count"],
+    )
+    made = box.call("POST", "/contexts", json={"cwd": "new/one"}, headers=PORT).json()
+    assert made == box.call("GET", "/contexts", headers=PORT).json()[-1]
+    assert "/home/user/new/one" == made["cwd"]
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+_MODULES = {
+    "IPython/__init__.py": "",
+    "IPython/core/__init__.py": "",
+    "IPython/core/display_functions.py": "def display(*values, raw=False): print(values)\n",
+    "IPython/display.py": "from IPython.core.display_functions import *\n",
+    "pandas.py": "import json\nclass DataFrame:\n def to_json(self, **options):\n"
+    "  return json.dumps({'columns': ['a'], 'data': [[1], [2]]})\n",
+    "PIL/__init__.py": "",
+    "PIL/Image.py": "class Image:\n def save(self, target): open(target, 'w').close()\n"
+    " def _repr_png_(self): return b'png'\n",
+}
+
+
+def test_libraries_show_what_they_show_in_e2b(box: Box) -> None:
+    for path, text in _MODULES.items():
+        box.call("POST", "/files", params={"path": f"libraries/{path}"}, content=text.encode())
+    _execute(box, "import sys; sys.path.insert(0, '/home/user/libraries')")
+    raw = "  from IPython.display import display\n  display({'text/latex': 'x'}, raw=True)"
+    frame = "import pandas\npandas.DataFrame()"
+    image = "from PIL import Image\nImage.Image().save('a.png')\nImage.Image().show()"
+
+    assert [{"latex": "x"}] == _values(box, raw)
+    assert {"a": [1, 2]} == _values(box, frame)[0]["data"]
+    assert ["cG5n", "cG5n"] == [each["png"] for each in _values(box, image)]
+
+
+def _values(box: Box, code: str) -> list[dict[str, Any]]:
+    left_out = ("type", "is_main_result")
+    results = _of(_execute(box, code), "result")
+    return [{k: v for k, v in each.items() if k not in left_out} for each in results]
+
+
+def test_the_end_of_a_sandbox_breaks_the_stream_of_a_cell(client: Client) -> None:
+    box = client.create()
+    asked = {"code": "print(1, flush=True)\nimport time; time.sleep(60)"}
+
+    def follow() -> None:
+        headers = {**box.headers, **PORT}
+        with box.http.stream("POST", "/execute", json=asked, headers=headers) as answer:
+            for line in answer.iter_lines():
+                if "stdout" in line:
+                    client.api("DELETE", f"/sandboxes/{box.id}")
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        follow()

@@ -406,7 +406,7 @@ class Kernel:
             elif request["do"] == "variables":
                 self._serve(request, self._variables)
             else:
-                self._count += 1
+                self._count += request["do"] == "run"  # else it is a hidden cell
                 self._serve(request, self._run)
 
     def _listen(self) -> None:

@@ -9,18 +9,21 @@ import secrets
 import shlex
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from ..api.bodies import SHORT, loads
+from ..api.streaming.breaking import BreakableResponse, BrokenOff
 from ..api.streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..api.streaming.runs import wait_for
 from ..api.thread_pools import BODIES
-from ..contexts.context import BASH, PYTHON
+from ..contexts.context import BASH, NODE, PYTHON
 from ..contexts.frames import MARK, argv_of, language_of, request
 from ..errors import BadJson, FileError, RingfenceError, TooLarge
 from ..execs.run import Run
+from ..model.client_session import SessionState
 from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
 from .codec import field
@@ -32,7 +35,13 @@ _MOST = 100  # contexts of a sandbox
 _ENDING_S = 30.0
 _PING_S = 15.0
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LANGUAGES = {PYTHON: PYTHON, "py": PYTHON, "python3": PYTHON, BASH: BASH, "sh": BASH}
+_LANGUAGES = {
+    **dict.fromkeys(("python", "py", "python3"), PYTHON),
+    **dict.fromkeys(("bash", "sh"), BASH),
+    **dict.fromkeys(("javascript", "js", "node", "typescript", "ts"), NODE),
+}
+_SHOWN = {NODE: "javascript"}  # as E2B names it
+_DEFAULTS = (PYTHON, NODE)  # contexts that E2B lists before they are used
 _DEFAULT = "default"
 _FIELDS = {
     "text/plain": "text",
@@ -46,8 +55,10 @@ _FIELDS = {
     "application/json": "json",
     "application/javascript": "javascript",
     "e2b/data": "data",
-    "e2b/chart": "chart",
+    "application/vnd.ringfence.chart+json": "chart",
 }
+_RAW = "e2b/raw"  # see `displays`
+_DISPLAYS = Path(__file__).with_name("displays.py").read_text("utf-8")
 _OBJECTS = ("json", "data", "chart")
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -55,7 +66,8 @@ _tasks: set[asyncio.Task[None]] = set()
 def _language(name: str | None) -> str:
     found = _LANGUAGES.get((name or PYTHON).lower())
     if found is None:
-        raise ApiError(501, f"language '{name}' is not supported by Ringfence: use python or bash")
+        known = "python, javascript or bash"
+        raise ApiError(501, f"language '{name}' is not supported by Ringfence: use {known}")
     return found
 
 
@@ -67,7 +79,11 @@ def _id_of(run: Run) -> str:
 
 def _form(run: Run) -> dict[str, Any]:
     view = run.view()
-    return {"id": _id_of(run), "language": language_of(view.argv), "cwd": view.cwd or HOME}
+    return _described(_id_of(run), language_of(view.argv), view.cwd or HOME)
+
+
+def _described(context_id: str, language: str, cwd: str) -> dict[str, Any]:
+    return {"id": context_id, "language": _SHOWN.get(language, language), "cwd": cwd}
 
 
 def _running(call: Call) -> list[Run]:
@@ -82,7 +98,16 @@ def _find(call: Call, context_id: str) -> Run:
     raise ApiError(404, f"Context {context_id} not found")
 
 
+async def _has(call: Call, language: str) -> bool:
+    if language != NODE:
+        return True
+    exists = call.inside.sandbox.files.exists
+    return any([await call.call(exists, f"{each}/node") for each in ("/usr/bin", "/usr/local/bin")])
+
+
 async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
+    if not await _has(call, language):
+        raise ApiError(501, "language 'javascript' needs Node.js, which is not in the sandbox")
     if len(_running(call)) >= _MOST:
         raise ApiError(429, f"{_MOST} contexts run in this sandbox: remove one")
     command = argv_of(language)
@@ -92,7 +117,23 @@ async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
     wanted = call.service.permissions.judge(call.caller, asked)
     run: Run = await call.call(call.shared.execs.start, call.inside, wanted)
     await begin(run, sending_of(call.service))
+    if language == PYTHON:
+        code = f"exec(compile({_DISPLAYS!r}, '<e2b displays>', 'exec'), {{}})"
+        await sending_of(call.service).send(run, _hidden(run, code))
     return run
+
+
+def _hidden(run: Run, code: str) -> bytes:
+    """A cell that does not count."""
+    return request("hide", cell=new_cell(run), code=code, input=False)
+
+
+async def _need(call: Call, context_id: str) -> Run:
+    """Find a context; a default one is begun when it is first needed."""
+    language, _, rest = context_id.rpartition("-")
+    if rest == _DEFAULT and language in _DEFAULTS:
+        return await _default(call, language)
+    return _find(call, context_id)
 
 
 async def _default(call: Call, language: str) -> Run:
@@ -114,16 +155,27 @@ async def execute(call: Call) -> Response:
     code, env = field(form, "code", str, ""), field(form, "envVars", dict, {})
     if context_id and language:
         raise ApiError(400, "Only one of context_id or language can be provided")
-    run = _find(call, context_id) if context_id else await _default(call, _language(language))
-    before, after = _around(language_of(run.view().argv), env)
+    run = await (_need(call, context_id) if context_id else _default(call, _language(language)))
+    kind = language_of(run.view().argv)
+    if kind == PYTHON:
+        code = _dedented(code)
+    before, after = _around(kind, env)
     sending, cell_id = sending_of(call.service), new_cell(run)
     for each in before:
-        await sending.send(run, request("run", cell=new_cell(run), code=each, input=False))
+        await sending.send(run, _hidden(run, each))
     await sending.send(run, request("run", cell=cell_id, code=code, input=False))
     for each in after:
-        await sending.send(run, request("run", cell=new_cell(run), code=each, input=False))
+        await sending.send(run, _hidden(run, each))
     events = Events(call.service, sending, run, cell_id, cell_offset(run, cell_id))
-    return StreamingResponse(_lines(call, run, cell_id, events), media_type="application/json")
+    return BreakableResponse(_lines(call, run, cell_id, events), media_type="application/json")
+
+
+def _dedented(code: str) -> str:
+    """Take the first line's indentation off all lines, as IPython does."""
+    lines = code.split("\n")
+    first = next((each for each in lines if each.strip()), "")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    return "\n".join(each.removeprefix(indent) for each in lines) if indent else code
 
 
 def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -140,6 +192,18 @@ def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
         after = (
             f"[{put}.pop(k, None) if v is None else {put}.__setitem__(k, v)"
             " for k, v in globals().pop('__e2b', {}).items()] and None"
+        )
+        return [before], [after]
+    if language == NODE:
+        asked = json.dumps(pairs)
+        before = (
+            f"globalThis.__e2b = Object.keys({asked}).map(k => [k, process.env[k]]);"
+            f" Object.assign(process.env, {asked}); undefined"
+        )
+        after = (
+            "for (const [k, v] of globalThis.__e2b)"
+            " v === undefined ? delete process.env[k] : process.env[k] = v;"
+            " delete globalThis.__e2b; undefined"
         )
         return [before], [after]
     before = "\n".join(
@@ -162,6 +226,8 @@ async def _lines(call: Call, run: Run, cell_id: str, events: Events) -> AsyncIte
                 text = await call.service.thread_pools.call(_translate, text, pool=BODIES)
             else:
                 text = _translate(text)
+            if is_over and call.inside.state == SessionState.TERMINATED:
+                raise BrokenOff("the sandbox has ended")  # SDKs look for a connection that breaks
             if text:
                 yield text
     finally:
@@ -211,11 +277,15 @@ def _shown(data: dict[str, str]) -> dict[str, Any]:
     """Values by E2B's names; MIME types that it has no name for are in `extra`."""
     found: dict[str, Any] = {}
     extra: dict[str, str] = {}
+    if _RAW in data:
+        data = {mime: text for mime, text in data.items() if mime not in (_RAW, "text/plain")}
     for mime, text in data.items():
         name = _FIELDS.get(mime)
         if name is None:
             extra[mime] = text
             continue
+        if mime == "text/plain" and text[:1] in ("'", '"') and text[:1] == text[-1:]:
+            text = text[1:-1]  # as E2B shows strings
         try:
             found[name] = loads(text.encode()) if name in _OBJECTS else text
         except (BadJson, TooLarge, UnicodeEncodeError):
@@ -237,8 +307,14 @@ async def create(call: Call) -> Response:
 
 
 async def list_(call: Call) -> Response:
-    """List the contexts that run."""
-    return JSONResponse([_form(each) for each in _running(call)])
+    """List the contexts: the default ones first, also before they are used."""
+    forms = {form["id"]: form for form in map(_form, _running(call))}
+    defaults = [
+        _described(f"{language}-{_DEFAULT}", language, HOME)
+        for language in _DEFAULTS
+        if await _has(call, language)
+    ]
+    return JSONResponse([*({form["id"]: form for form in defaults} | forms).values()])
 
 
 async def remove(call: Call) -> Response:
@@ -254,10 +330,10 @@ async def _end(call: Call, run: Run) -> None:
 
 async def restart(call: Call) -> Response:
     """End a context, and begin it afresh under its id."""
-    run = _find(call, call.params["context_id"])
+    run = await _need(call, call.params["context_id"])
     form = _form(run)
     await _end(call, run)
-    again = await _begin(call, form["id"], form["language"], form["cwd"])
+    again = await _begin(call, form["id"], _language(form["language"]), form["cwd"])
     return JSONResponse(_form(again))
 
 
