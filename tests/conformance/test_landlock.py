@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.connecting import Connecting
 from tests.features import require
 
 from ringfence.backends.landlock.backend import LandlockBackend
@@ -21,7 +22,7 @@ def _landlock() -> None:
     require("landlock")
 
 
-class TestLandlock(BackendConformance):
+class TestLandlock(Connecting, BackendConformance):
     # Paths inside are paths of the host, and /tmp is TMPDIR.
     test_a_profile_is_defined_holds_and_is_removed = None  # type: ignore[assignment]
     test_what_a_command_wrote_is_read = None  # type: ignore[assignment]

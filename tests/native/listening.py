@@ -42,6 +42,7 @@ class Listening(Egress):
         listeners: list[int],
         *,
         authority: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> None:
         tcp, udp = (socket.socket(fileno=fd) for fd in listeners)
         try:
@@ -63,6 +64,7 @@ class Listening(Egress):
         network_bytes: int | None,
         *,
         authority: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> None:
         self._say("change", sandbox_id)
         self.served[sandbox_id] = (policy, secrets, network_bytes)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import _socket as socket
+import _struct as struct
 import errno
+from _operator import _compare_digest as compare_digest
 
-from ..linux.destination import destination, shown
+from ..linux.destination import destination, plain, shown
 from . import passage, proxy
 from .connection import Connection
 from .dns import answers
 from .dns.names import is_synthetic
+from .io.loop import Deadline
 from .refused import Refused
 from .rules import Ruled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from typing import Any
 
     from .commons import Commons
 
 _TURN = 16  # connections accepted, or datagrams answered, before others have their turn
+_DESTINATION = struct.Struct("!16sH")  # address, IPv4 mapped into IPv6, and port
 _PATIENCE_S = 0.05  # with no descriptors left
 
 
@@ -27,8 +32,9 @@ class Sandbox(Ruled):
     """Serves one sandbox from `serve` to `close`.
 
     Args:
-        settings: Of the host's request: policy, secrets, network_bytes, ca.
+        settings: Of the host's request: policy, secrets, network_bytes, ca, token.
         listener: TCP, made in the sandbox's network namespace: whoever comes in here is that sandbox.
+            With a token it is in another one's, and that is who says the token first.
         datagrams: UDP, where its resolver is.
     """
 
@@ -44,6 +50,7 @@ class Sandbox(Ruled):
         super().__init__(commons, sandbox_id, settings, has_ipv6=has_ipv6)
         self._listener, self._datagrams = listener, datagrams
         self._is_closed = False
+        self._token = bytes.fromhex(settings.get("token", ""))
         for sock in (listener, datagrams):
             sock.setblocking(False)
         commons.loop.watch(listener.fileno(), self._on_connection)
@@ -78,31 +85,48 @@ class Sandbox(Ruled):
             connection.refuse("too many new connections a second")
         elif not self.commons.has_room_for(self):
             connection.refuse("this host has no room for more connections")
-        else:
-            self._serve(connection, *destination(sock, peer))
+        elif self._token:
+            connection.run(self._hear(connection))
+        elif work := self._work(connection, *destination(sock, peer)):
+            connection.run(work)
 
-    def _serve(self, connection: Connection, address: bytes, port: int) -> None:
-        """Find out whom it is for, and serve it."""
+    async def _hear(self, connection: Connection) -> None:
+        """Serve a connection that an agent made: the token and the destination come first."""
+        connection.is_recorded = False
+        stream, said = connection.stream(), b""
+        length = len(self._token) + _DESTINATION.size
+        with Deadline(self.limits.header_s):
+            while len(said) < length and (more := await stream.read(length - len(said))):
+                said += more
+        if not compare_digest(said[: len(self._token)], self._token) or len(said) < length:
+            raise Refused("not from the agent of this sandbox")
+        connection.is_recorded = True
+        connection.streams.remove(stream)
+        stream.release()
+        address, port = _DESTINATION.unpack(said[len(self._token) :])
+        if work := self._work(connection, plain(address), port):
+            await work
+
+    def _work(
+        self, connection: Connection, address: bytes, port: int
+    ) -> Coroutine[Any, Any, None] | None:
+        """Find out whom it is for; None where it is refused already."""
         connection.port = port
         if self.is_resolver(address, port):
-            connection.run(passage.resolve(connection))
-        elif self.is_proxy(address, port):
-            connection.run(proxy.serve(connection))
-        else:
-            self._serve_transparent(connection, address)
-
-    def _serve_transparent(self, connection: Connection, address: bytes) -> None:
+            return passage.resolve(connection)
+        if self.is_proxy(address, port):
+            return proxy.serve(connection)
         name = self.names.name_at(address)
         if name is None and is_synthetic(address):
             connection.address = shown(address)
             connection.refuse("an address for which no current name was resolved")
-            return
+            return None
         try:
             connection.aim(name, shown(address))
         except Refused as exc:
             connection.refuse(exc.reason)
-            return
-        connection.run(passage.serve(connection, connection.stream()))
+            return None
+        return passage.serve(connection, connection.stream())
 
     def _on_datagram(self, _events: int = 0) -> None:
         for _ in range(_TURN):

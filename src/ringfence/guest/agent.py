@@ -225,12 +225,16 @@ class Agent(FileRequests):
     def _do_dial(self, reply: wire.Socket, fds: list[int], version: int, port: int) -> None:
         """Join a socket of the host's with a connection to a server on the guest's loopback."""
         host = fds[0]
-        sock = wire.adopt(init.dial(version, port))
+        sock = wire.adopt(self._dial(version, port))
 
         def begin(guest: int) -> None:
             self.flows.append(flows.Pair(guest, host, ends_at_once=False))
 
         self.flows.append(flows.Dial(sock, reply, begin))
+
+    def _dial(self, version: int, port: int) -> int:
+        """A connection to a server inside, on its way."""
+        return init.dial(version, port)
 
     def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
         """Run a tree operation in a child as the guest's user: it may take long, and may be

@@ -18,8 +18,9 @@ import time
 from ..launcher import lockdown, wire
 from ..launcher.pid1 import processes, terminals
 from ..linux import landlock, libc, privileges, seccomp
-from . import metadata, users
+from . import asking, metadata, users
 from .agent import Agent
+from .sockets import Sockets
 from .tags import Tags, tag_of
 from .watchdog import Watchdog
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .metadata import Judged
     from .settings import Settings
+    from .sockets import Network, Way
 
     class LandlockSettings(Settings):
         """First message to a guardian."""
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         judged: (
             Judged | None
         )  # calls about metadata that the agent makes; None: the kernel judges all
+        network: Network
         tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
 
 
@@ -155,7 +158,8 @@ def _serve(
         lockdown.apply_rlimits(settings["rlimits"])
         _restrict(settings, fds)
         judged, key = settings["judged"], settings["tag_key"]
-        asked_fd = metadata.guard(judged["calls"], key) if judged else -1
+        network = settings["network"]
+        asked_fd = asking.guard(judged["calls"] if judged else (), network["calls"], key)
         seccomp.install_filter(settings["seccomp"])
     except OSError as exc:
         wire.refuse(control, exc, "landlock")
@@ -165,14 +169,17 @@ def _serve(
     handled = settings["ruleset"]
     users.confine = lambda: confine(handled, settings["refused"])
     wire.answer(control, b"READY")
-    listeners = [metadata.Metadata(asked_fd, judged, key)] if judged else []
-    LandlockAgent(control, settings, watched, *listeners).run()
+    sockets = Sockets(asked_fd, network, key)
+    changes = metadata.Metadata(asked_fd, judged, key) if judged else None
+    asked = asking.Questions(asked_fd, changes, sockets)
+    LandlockAgent(control, settings, watched, sockets, asked).run()
     os._exit(0)
 
 
 def _restrict(settings: LandlockSettings, fds: list[int]) -> None:
     files, network, scoped, abi = settings["ruleset"]
-    ruleset = landlock.create_ruleset(files, network, scoped, abi=abi)
+    del network  # the agent connects for its programs
+    ruleset = landlock.create_ruleset(files, 0, scoped, abi=abi)
     more = iter(fds)
     for path, access in settings["rules"]:
         landlock.allow_beneath(ruleset, path or f"/proc/self/fd/{next(more)}", access)
@@ -185,8 +192,8 @@ def confine(handled: tuple[int, int, int, int], refused: bytes) -> None:
 
     No process of an exec can signal or trace the agent, or the processes of another exec.
     """
-    _files, _network, scoped, abi = handled
-    ruleset = landlock.create_ruleset(_MAKE_CHAR, 0, scoped, abi=abi)
+    _files, network, scoped, abi = handled
+    ruleset = landlock.create_ruleset(_MAKE_CHAR, network, scoped, abi=abi)
     landlock.restrict_self(ruleset)
     os.close(ruleset)
     seccomp.install_filter(refused)
@@ -294,11 +301,13 @@ class LandlockAgent(Agent):
         control: wire.Socket,
         settings: LandlockSettings,
         watched: int,
-        *listeners: metadata.Metadata,
+        sockets: Sockets,
+        asked: asking.Questions,
     ) -> None:
         groups = LandlockTags(settings["tag_key"], settings["tag_base"])
         guardian = _Guardian(watched, settings["tag_base"])
-        super().__init__(control, settings, groups, guardian, *listeners)
+        super().__init__(control, settings, groups, guardian, asked)
+        self.sockets = sockets
         self.watchdog = LandlockWatchdog(
             self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
         )
@@ -322,7 +331,18 @@ class LandlockAgent(Agent):
 
         super()._by_child(reply, fds, show, work)
 
-    def _do_dial(self, reply: wire.Socket, fds: list[int], version: int, port: int) -> None:
-        """Refuse: the loopback is the host's."""
-        del reply, fds, version, port
-        raise OSError(errno.ECONNREFUSED, "the network is the host's")
+    def _timeout_ms(self) -> float | None:
+        """See `Agent`; called in each turn, so connections that wait are looked at here."""
+        self.sockets.look()
+        waits = self.sockets.wait_s(), super()._timeout_ms()
+        own = None if waits[0] is None else waits[0] * 1000 + 1
+        return min((wait for wait in (own, waits[1]) if wait is not None), default=None)
+
+    def _dial(self, version: int, port: int) -> int:
+        """See `Agent`: to the address at which a server of the sandbox's really listens."""
+        return self.sockets.dial(version, port)
+
+    def _do_network(self, _reply: wire.Socket, _fds: list[int], way: Way | None) -> bytes:
+        """Take another way out, after a change of the policy."""
+        self.sockets.network["way"] = way
+        return b""

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 
-from ..launcher.pid1 import connects, notifications
+from ..launcher.pid1 import connects
 from ..linux import on_behalf, seccomp
 
 TYPE_CHECKING = False
@@ -26,36 +26,17 @@ if TYPE_CHECKING:
         roots: list[str]  # directories that the sandbox may write, without links
 
 
-_NUMBER_AT, _KEY_AT = 0, 16 + 5 * 8  # struct seccomp_data: nr, args[5]
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _TIMES_BYTES = 32  # two struct timespec
 # A descriptor of the caller's own, by name: for us /proc/self would be another process.
 _OWN_DESCRIPTOR = re.compile(rb"/(?:proc/(?:thread-)?self|dev)/fd/(\d{1,9})")
 
 
-def guard(calls: dict[int, str], key: int) -> int:
-    """Put the caller and all that it starts under a filter that asks. Precondition: no_new_privs.
-
-    Returns:
-        The descriptor at which questions arrive; -1: a filter above has a listener, and all are EPERM.
-    """
-    with_key = [(_KEY_AT, key & 0xFFFFFFFF), (_KEY_AT + 4, key >> 32)]
-    words = [[(_NUMBER_AT, number)] for number in calls]
-    own = [([*each, *with_key], seccomp.RET_ALLOW) for each in words]
-    try:
-        asked = [(each, seccomp.RET_USER_NOTIF) for each in words]
-        return seccomp.install_listener(notifications.program([*own, *asked]))
-    except OSError:
-        refused = [(each, seccomp.RET_ERRNO | errno.EPERM) for each in words]
-        seccomp.install_filter(notifications.program(refused))
-        return -1
-
-
 class Metadata:
-    """Answers each question, as a listener of the agent.
+    """Answers each question about metadata.
 
     Args:
-        fd, key: Of `guard`.
+        fd, key: Of `asking.guard`.
     """
 
     def __init__(self, fd: int, judged: Judged, key: int) -> None:
@@ -63,12 +44,8 @@ class Metadata:
         self._roots = judged["roots"]
         self._beneath = tuple(f"{root}/" for root in self._roots)
 
-    def serve_one(self) -> None:
-        """Answer one question. Precondition: there is one to read."""
-        try:
-            asked = seccomp.receive(self.fd)
-        except OSError:
-            return  # the caller has ended, or was interrupted
+    def serve(self, asked: seccomp.Notification) -> None:
+        """Answer one question."""
         try:
             number = self._change(asked)
         except OSError as exc:

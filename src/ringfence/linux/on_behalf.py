@@ -17,6 +17,8 @@ _PIDFD_THREAD = os.O_EXCL  # include/uapi/linux/pidfd.h, Linux 6.9
 _int, _key = cdata.c_long, cdata.c_ulong
 _pidfd_getfd = declare("pidfd_getfd", _int, _int, _int, _int, _key)
 _connect = declare("connect", _int, cdata.c_char_p, _int, _int, _key)
+_socket = declare("socket", _int, _int, _int, _int, _key)
+_bind = declare("bind", _int, cdata.c_char_p, _int, _int, _key)
 _fchmodat = declare("fchmodat", _int, cdata.c_char_p, _int, _int, _int, _key)
 _fchownat = declare("fchownat", _int, cdata.c_char_p, _int, _int, _int, _key)
 _utimensat = declare("utimensat", _int, cdata.c_char_p, cdata.c_char_p, _int, _int, _key)
@@ -97,6 +99,25 @@ def connect(fd: int, address: bytes, key: int) -> int:
     Source: connect(2).
     """
     return cdata.get_errno() if _connect(fd, address, len(address), 0, key) < 0 else 0
+
+
+def socket(family: int, kind: int, key: int) -> int:
+    """A socket of ours.
+
+    Source: socket(2).
+    """
+    fd = _socket(family, kind, 0, 0, key)
+    if fd < 0:
+        raise_errno("socket")
+    return fd
+
+
+def bind(fd: int, address: bytes, key: int) -> int:
+    """Its errno, 0 when bound.
+
+    Source: bind(2).
+    """
+    return _errno_of(_bind(fd, address, len(address), 0, key))
 
 
 def change_mode(fd: int, mode: int, key: int) -> int:

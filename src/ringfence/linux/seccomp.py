@@ -14,10 +14,13 @@ SECCOMP_SET_MODE_FILTER = 1
 _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 3, 1 << 5
 RET_ALLOW, RET_USER_NOTIF, RET_ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 _NOTIF_RECV, _NOTIF_SEND, _NOTIF_ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_NOTIF_ADDFD = 0x40182103
 _FLAG_CONTINUE = 1
+_ADDFD_SETFD, _ADDFD_SEND = 1, 2  # Linux 5.14 for the second
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
 _RESPONSE = struct.Struct("=QqiI")
 _ID = struct.Struct("=Q")
+_ADDFD = struct.Struct("=QIIII")  # struct seccomp_notif_addfd
 
 
 class _SockFprog(cdata.Structure):
@@ -107,6 +110,30 @@ def go_on(listener_fd: int, asked: Notification) -> None:
 def answer(listener_fd: int, asked: Notification, number: int) -> None:
     """Answer with an errno, or with 0."""
     _respond(listener_fd, _RESPONSE.pack(asked.id, 0, -number, 0))
+
+
+def answer_with(listener_fd: int, asked: Notification, fd: int, flags: int) -> None:
+    """Answer with a descriptor of the notifying process for the open file `fd`; O_CLOEXEC may be a flag.
+
+    Raises:
+        OSError: EMFILE where that process has no room.
+    """
+    added = _ADDFD.pack(asked.id, _ADDFD_SEND, fd, 0, flags)
+    try:
+        fcntl.ioctl(listener_fd, _NOTIF_ADDFD, added)
+    except OSError as exc:
+        if exc.errno != errno.ENOENT:  # nobody waits any longer
+            raise
+
+
+def put_in_place(listener_fd: int, asked: Notification, fd: int, number: int, flags: int) -> None:
+    """Make `number` of the notifying process a descriptor for the open file `fd`, whatever it was.
+
+    Raises:
+        OSError: ENOENT where nobody waits any longer.
+    """
+    added = _ADDFD.pack(asked.id, _ADDFD_SETFD, fd, number, flags)
+    fcntl.ioctl(listener_fd, _NOTIF_ADDFD, added)
 
 
 def _respond(listener_fd: int, response: bytes) -> None:

@@ -29,6 +29,7 @@ SECCOMP_RET_ERRNO = 0x00050000
 SECCOMP_RET_LOG = 0x7FFC0000
 SECCOMP_RET_ALLOW = 0x7FFF0000
 _NOTIFICATIONS = 0xC0502100, 0xC0182101, 0x40082102  # SECCOMP_IOCTL_NOTIF_RECV, SEND, ID_VALID
+_ADD_DESCRIPTOR = 0x40182103  # SECCOMP_IOCTL_NOTIF_ADDFD: sockets that an agent makes
 X32_SYSCALL_BIT = 0x40000000  # arch/x86/include/uapi/asm/unistd.h
 
 ACTIONS = {
@@ -323,7 +324,9 @@ def _tag_rules(options: FilterOptions) -> list[Rule]:
     everything = (1 << 64) - 1
     pid = Condition(0, 64, everything, (high << 32,))
     resource = Condition(1, 64, everything, (low << 32 | 15,))  # RLIMIT_RTTIME
-    answer = Condition(1, 32, bpf.WORD, _NOTIFICATIONS)
+    answer = Condition(
+        1, 32, bpf.WORD, (*_NOTIFICATIONS, *([_ADD_DESCRIPTOR] if options.by_init else ()))
+    )
     return [
         Rule(("prlimit64",), "allow", (pid, resource)),
         Rule(("ioctl",), "allow", (answer,)),

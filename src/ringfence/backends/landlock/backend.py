@@ -9,15 +9,15 @@ from ...errors import (
     BackendUnavailable,
     InvalidRequest,
     IsolationError,
-    NetworkPolicyError,
     SandboxLost,
 )
 from ...guest import landlocked
 from ...launcher import wire
 from ...launcher.cgroups import remove
+from ...model.net.network import NetworkPolicy
 from ...model.session import ResolvedMount
 from ...model.spec import OS_HARDENED
-from ...policy.landlock import RESOLVE_UNIX, SCOPE_SIGNAL
+from ...policy.landlock import SCOPE_SIGNAL
 from ..command import limits
 from ..command.backend import LEAST_MEMORY, CommandBackend
 from ..command.launchers import Launcher
@@ -28,8 +28,11 @@ from ..local.answers import Refused, answer
 from ..local.host import cgroups
 from ..local.host.facts import host
 from ..local.launched import last_words, room_for_words
+from ..local.mounts.trusted import trusted_for
+from ..local.network import check_given_secrets
 from ..local.sizes import sizes
 from . import filters, rules
+from .network import Loopback
 from .place import Place
 from .sandbox import LandlockSandbox
 
@@ -41,10 +44,10 @@ if TYPE_CHECKING:
     from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
     from ...model.spec import SandboxSpec
+    from ..local.mounts.trusted import Trusted
 
 NAME = "landlock"
 _READY_S = 60.0
-_NO_NETWORK_RULES = "rules need a network namespace: the landlock backend gives no network at all"
 
 
 class LandlockBackend(CommandBackend):
@@ -52,7 +55,7 @@ class LandlockBackend(CommandBackend):
 
     Args:
         state_dir: Not used: it saves nothing.
-        egress: Not used: it gives no network.
+        egress: Who decides about connections; None is the process that this one shares.
     """
 
     not_strong = "Landlock and filters share the host's kernel"
@@ -64,7 +67,6 @@ class LandlockBackend(CommandBackend):
     ) -> None:
         super().__init__(Launcher(NAME, (), filtered=True), state_dir=state_dir, egress=egress)
         self.policies = {OS_HARDENED: None}
-        self.no_rules = _NO_NETWORK_RULES
 
     def beside(self, state_dir: str) -> LandlockBackend:
         return LandlockBackend(state_dir=state_dir)
@@ -72,7 +74,7 @@ class LandlockBackend(CommandBackend):
     def layout(self) -> cgroups.Layout:
         found = super().layout()
         # Without a cgroup it is sampled. So are processes, but a bomb is faster than 50 ms.
-        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes")))
+        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "network_bytes")))
         self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
         self.saves = False
         return found
@@ -81,14 +83,12 @@ class LandlockBackend(CommandBackend):
         """Refuse what takes namespaces, before anything is made."""
         if spec.user not in (None, "sandbox", str(os.geteuid())) and spec.user not in ("root", "0"):
             raise InvalidRequest(f"no user {spec.user!r}: it maps no ids", field="user")
-        if not (spec.network.is_none or spec.network.is_unrestricted):
-            raise NetworkPolicyError(
-                self.no_rules, field="network", hint="leave the network out, or use native"
-            )
         rules.check_mounts(spec, self.name, is_owner=not host().trusted_root)
-        super().check(
-            replace(spec, mounts=(), memory_dir=None, user=None if spec.user != "root" else "root")
-        )
+        check_given_secrets(spec)
+        plain = replace(spec, mounts=(), memory_dir=None, secrets={}, user=None)
+        if not spec.network.is_unrestricted:
+            plain = replace(plain, network=NetworkPolicy())
+        super().check(replace(plain, user="root") if spec.user == "root" else plain)
         if abi() < rules.LEAST_ABI:
             raise BackendUnavailable(
                 f"Landlock ABI {abi()} does not judge truncation; {rules.LEAST_ABI} does (Linux 6.2)"
@@ -105,10 +105,13 @@ class LandlockBackend(CommandBackend):
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
         slot = self._ids().take() if host().trusted_root else 0
         try:
+            trusted = None
+            if spec.network.needs_tls_termination:
+                trusted = trusted_for(spec.network, self.egress())
             workdir = spec.workdir if not _is_mounted(spec) else None
-            made = Place(slot or host().uid, workdir, spec.mounts, spec.memory_dir)
+            made = Place(slot or host().uid, workdir, spec.mounts, spec.memory_dir, trusted)
             try:
-                sandbox = self._start(spec, sandbox_id, slot, made)
+                sandbox = self._start(spec, sandbox_id, slot, made, trusted)
             except BaseException:
                 made.remove()
                 raise
@@ -122,19 +125,25 @@ class LandlockBackend(CommandBackend):
         return sandbox
 
     def _settings(
-        self, spec: SandboxSpec, slot: int, made: Place, opened: list[tuple[int, int]]
+        self,
+        spec: SandboxSpec,
+        slot: int,
+        made: Place,
+        opened: list[tuple[int, int]],
+        loopback: Loopback,
     ) -> dict[str, object]:
         handled = rules.handled(abi())
         is_counted = bool(self.layout().version)
         size = sizes(spec, host())
-        has_sockets = bool(handled[0] & RESOLVE_UNIX)
+        # A socket of the host's could be moved out of a writable directory, where none is refused.
+        has_sockets = not any(m.is_writable for m in rules.shown(spec))
         told = settings(
             spec,
             slot or host().uid,
             filtered=True,
             policy=self.policies.get(spec.profile),
             processes=size.pids + 4 if slot else 0,
-            unix_sockets=has_sockets,
+            by_init=True,
         )
         roots = [*made.writable, *(m.target for m in rules.shown(spec) if m.is_writable)]
         own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
@@ -148,24 +157,29 @@ class LandlockBackend(CommandBackend):
             "rules": [
                 *rules.system_rules(handled[0]),
                 *own,
+                *((path, rules.READ) for path in made.readable),
                 *(("", access) for _fd, access in opened),
             ],
             "refused": filters.second_filter(
                 scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
             ),
             "judged": None if slot else {"calls": filters.judged_calls(), "roots": roots},
+            "network": loopback.network(made.writable if has_sockets else []),
             "tag_base": _new_base(),
         }
 
-    def _start(self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place) -> LandlockSandbox:
+    def _start(
+        self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place, trusted: Trusted | None
+    ) -> LandlockSandbox:
         errors = room_for_words("guardian-says")
         opened = rules.open_mounts(rules.shown(spec))
+        loopback = Loopback()
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
         try:
-            told = self._settings(spec, slot, made, opened)
+            told = self._settings(spec, slot, made, opened, loopback)
             wire.send(ours, told, [fd for fd, _access in opened])
             process = limits.start(
                 group,
@@ -204,10 +218,13 @@ class LandlockBackend(CommandBackend):
                 made,
                 slot,
                 base,
+                loopback,
+                trusted,
             )
         except BaseException:
             ours.close()
             theirs.close()
+            loopback.close()
             if process is not None:
                 process.wait()  # the guardian ends everything when nobody is at the other end
                 remove(group.directories)

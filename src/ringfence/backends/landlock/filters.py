@@ -53,7 +53,10 @@ _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "
 _PRIORITIES = ("setpriority", "getpriority", "ioprio_set", "ioprio_get")
 _PR_SCHED_CORE = 62  # include/uapi/linux/prctl.h
 _F_SETOWN, _F_SETOWN_EX = 8, 15  # include/uapi/asm-generic/fcntl.h
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET = 1, (2, 10)
+_CONNECTED = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET
+_MSG_FASTOPEN, _TCP_FASTOPEN_CONNECT = 0x20000000, 30  # include/linux/socket.h, uapi/linux/tcp.h
+_IP_OPTIONS = 4  # include/uapi/linux/in.h
 
 
 def _is(arg: int, *values: int) -> Condition:
@@ -64,11 +67,22 @@ def _is_not(arg: int, *values: int) -> Condition:
     return Condition(arg, 32, _INT, values, negated=True)
 
 
+def _has(arg: int, bit: int) -> Condition:
+    return Condition(arg, 32, bit, (bit,))
+
+
 @functools.cache
 def judged_calls() -> dict[int, str]:
     """Calls about metadata of files that the agent makes for a sandbox whose user has files outside."""
     numbers = MACHINES[os.uname().machine].numbers
     return {numbers[name]: name for name in _JUDGED if name in numbers}
+
+
+@functools.cache
+def socket_calls() -> dict[int, str]:
+    """Calls about sockets that the agent makes, as the network is the host's."""
+    numbers = MACHINES[os.uname().machine].numbers
+    return {numbers[name]: name for name in ("socket", "connect", "bind")}
 
 
 @functools.cache
@@ -80,8 +94,21 @@ def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
         owns_files_outside: The user of the sandbox has files on the host.
     """
     rules = [
-        # Also loopback and netlink: the network is the host's.
-        Rule(("socket", "socketpair"), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX),)),
+        # Also netlink: the network is the host's. The agent makes TCP sockets (`guest.sockets`).
+        Rule(("socket",), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX, *_AF_INET),)),
+        Rule(("socketpair",), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX),)),
+        # The address of a datagram is in memory (sendmsg), where no filter sees it.
+        Rule(
+            ("socket", "socketpair"),
+            "ESOCKTNOSUPPORT",
+            (Condition(1, 32, 0xF, _CONNECTED, negated=True),),
+        ),
+        # TCP Fast Open connects by sending.
+        Rule(("sendto", "sendmmsg"), "ENOTSUP", (_has(3, _MSG_FASTOPEN),)),
+        Rule(("sendmsg",), "ENOTSUP", (_has(2, _MSG_FASTOPEN),)),
+        Rule(("setsockopt",), "ENOPROTOOPT", (_is(1, 6), _is(2, _TCP_FASTOPEN_CONNECT))),
+        # Source routes.
+        Rule(("setsockopt",), "ENOPROTOOPT", (_is(1, 0), _is(2, _IP_OPTIONS))),
         Rule(_IPC, "ENOSYS"),
         Rule(_NEVER, "EPERM"),
         # A descriptor of any process of the host; libraries fall back to SIGCHLD.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ...model.mount import MEMORY_DIR
+from ...policy.trust import DIRECTORY
 from ..command.place import make_locked, remove_tree
 from ..local.agents import agent_code
 from ..local.host.facts import host
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...model.mount import Mount
+    from ..local.mounts.trusted import Trusted
 
 _OWN = {template.HOME: "home", "/tmp": "tmp", "/mnt/session": "session", MEMORY_DIR: "memory"}
 
@@ -27,13 +29,19 @@ class Place:
         workdir: Where the session's root is to be seen; None: in the home.
         mounts: What it shows of the host, at its own path.
         memory: Directory of the host that is its memory's; None: one of its own.
+        trusted: The authority that its programs trust; None where no rule reads inside TLS.
 
     Attributes:
         shown: Empty, as nothing is shown at another path.
     """
 
     def __init__(
-        self, host_id: int, workdir: str | None, mounts: Sequence[Mount], memory: str | None
+        self,
+        host_id: int,
+        workdir: str | None,
+        mounts: Sequence[Mount],
+        memory: str | None,
+        trusted: Trusted | None,
     ) -> None:
         self.path, self._lock = make_locked()
         self.shown: list[tuple[str, str]] = []
@@ -50,6 +58,9 @@ class Place:
                 self._give(path, host_id)
             # Also below /tmp a mount is at its own path.
             self._names |= {mount.target: mount.target for mount in mounts}
+            self.readable: list[str] = []
+            if trusted is not None:
+                self._keep(trusted)
             self.agent = f"{self.path}/agent"
             os.mkdir(self.agent, 0o755)
             file = f"{self.agent}/{agent_code.NAME}"
@@ -60,6 +71,17 @@ class Place:
         except BaseException:
             self.remove()
             raise
+
+    def _keep(self, trusted: Trusted) -> None:
+        """Write the files that programs find by variables; those at fixed paths are the host's."""
+        self._names[DIRECTORY] = path = f"{self.path}/trust"
+        os.mkdir(path, 0o755)
+        for verb, target, *rest in trusted.steps:
+            if verb == "file" and target.startswith(f"{DIRECTORY}/"):
+                with open(self.mapped(target), "xb") as file:
+                    file.write(rest[0] if isinstance(rest[0], bytes) else rest[0].encode())
+                os.chmod(file.name, 0o444)
+        self.readable.append(path)
 
     def _give(self, path: str, host_id: int) -> None:
         if host_id != host().uid:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from ...model import capabilities as can
 from ...model.capabilities import BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
-from ...policy.landlock import RESOLVE_UNIX, SCOPE_SIGNAL
+from ...policy.landlock import SCOPE_SIGNAL
 from ..local.agents.posture import AgentReader
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.protections import degraded, enforced, missing, protections_of
 from ..local.reports import FILES, QUOTAS, RULES, STOPPING, each_of, never, report_of
 from .rules import handled
-from .sandbox import HOST_NETWORK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,24 +24,26 @@ LACKS = {
     "namespaces": "processes of the host and their command lines can be listed, files of the host be "
     "found by name and size, and its network tables be read",
     "host_identity": "a user id of the host",
-    "network": "the network is the host's: the filter refuses its sockets, and Landlock TCP",
+    "network": "the network is the host's: the agent makes each TCP connection, by the policy, and has "
+    "servers inside listen at loopback addresses of the sandbox's own, which programs of the host reach",
 }
 """Protections that no sandbox of this backend has, and what follows."""
 
-_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.OPEN_FILES_LIMIT, can.PTY)
+_CAN = (
+    *(can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, *RULES, can.SECRETS, can.CONNECT),
+    *(can.OPEN_FILES_LIMIT, can.PTY),
+)
 _NO_MOUNT = "it takes a mount namespace"
 _OWN_PATH = (
     "a host path is shown at its own path only, and writable only if nothing in it is protected"
 )
 _CANNOT = {
-    can.NETWORK_UNRESTRICTED: "the landlock backend gives no network",
-    **dict.fromkeys((*RULES, can.SECRETS), "the landlock backend gives no network"),
+    can.NETWORK_UNRESTRICTED: "list the destinations",
     **dict.fromkeys(FILES, _NO_MOUNT),
     can.MOUNT: _OWN_PATH,
     **dict.fromkeys(
         QUOTAS, "its files are in a directory of the host, which has no quota for them"
     ),
-    can.CONNECT: HOST_NETWORK,
     can.IMAGE: _NO_MOUNT,
     can.MEMORY_SNAPSHOT: "it saves nothing",
     can.FORK: "it saves nothing",
@@ -113,9 +114,9 @@ class LandlockReader(AgentReader):
         return enforced(f"ABI {abi}, without mounts behind it")
 
     def unix_sockets(self) -> Verdict:
-        if handled(_abi())[0] & RESOLVE_UNIX:
-            return enforced("Landlock refuses those of the host")
-        return enforced("none can be made: Landlock judges their paths from Linux 7.1 on")
+        return enforced(
+            "the agent connects, by path to those in the sandbox's own directories only"
+        )
 
     def root_file_system(self) -> Verdict:
         return missing("the root is the host's; what may be read is in Landlock's rules")

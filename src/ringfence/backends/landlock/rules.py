@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
 
 LEAST_ABI = 3  # Linux 6.2: older ones do not judge truncation
-_READ = landlock.READ_FILE | landlock.READ_DIR | landlock.EXECUTE
+READ = landlock.READ_FILE | landlock.READ_DIR | landlock.EXECUTE
 _READ_FILE = landlock.READ_FILE | landlock.EXECUTE
-_WRITE = _READ | landlock.WRITE_FILE | landlock.REMOVE_DIR | landlock.REMOVE_FILE
+_WRITE = READ | landlock.WRITE_FILE | landlock.REMOVE_DIR | landlock.REMOVE_FILE
 _WRITE |= landlock.MAKE_DIR | landlock.MAKE_REG | landlock.MAKE_FIFO | landlock.MAKE_SYM
 _WRITE |= landlock.REFER | landlock.TRUNCATE
 _DEVICE = landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE
 # Of a mount: whether it is a directory, and whether it is writable.
 _RIGHTS = {
-    (True, False): _READ,
+    (True, False): READ,
     (True, True): _WRITE,
     (False, False): _READ_FILE,
     (False, True): _READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE,
@@ -51,11 +51,29 @@ def system_rules(handled_fs: int) -> list[tuple[str, int]]:
     paths = [source for source, target, _ in template.shown() if not target.startswith("/dev/")]
     paths += [source for source, _target, _ in agent_code.interpreter()[1]]
     paths += [path for path in (f"/etc/{name}" for name in _ETC) if os.path.exists(path)]
-    rules = [(path, _READ if os.path.isdir(path) else _READ_FILE) for path in paths]
-    rules += [(path, _READ & ~landlock.EXECUTE) for path in _OTHERS if os.path.isdir(path)]
+    if _names_this_host_only("/etc/hosts"):
+        paths.append("/etc/hosts")
+    rules = [(path, READ if os.path.isdir(path) else _READ_FILE) for path in paths]
+    rules += [(path, READ & ~landlock.EXECUTE) for path in _OTHERS if os.path.isdir(path)]
     rules += [(f"/dev/{name}", _DEVICE) for name in _DEVICES]
     # The controlling terminal of the caller, which is its sandbox's own, or none.
     return [*rules, ("/dev/tty", _DEVICE | handled_fs & landlock.IOCTL_DEV)]
+
+
+def _names_this_host_only(path: str) -> bool:
+    """Return whether a file of hosts tells of no other host than this: then `localhost` is found by it."""
+    own = os.uname().nodename
+    try:
+        with open(path, encoding="ascii") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+    except (OSError, ValueError):
+        return False
+    return all(own in line or _is_local(line[0]) for line in lines if line)
+
+
+def _is_local(address: str) -> bool:
+    """Loopback, or one of the names for groups of hosts that Debian writes."""
+    return address == "::1" or address.startswith(("127.", "fe00::", "ff00::", "ff02::"))
 
 
 def own_rule(path: str, *, sockets: bool) -> tuple[str, int]:

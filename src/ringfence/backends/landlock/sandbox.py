@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import _signal as signal
-import _socket as socket
+import socket
 import time
 
-from ...errors import InvalidRequest, Unsupported
+from ...errors import InvalidRequest
 from ...guest.landlocked import kill_members
+from ...policy.trust import DIRECTORY
 from ..command.sandbox import CommandSandbox
 from ..local.agents.fileinfo import absolute
+from ..local.agents.guest import GuestSandbox
 from ..local.agents.guest_files import GuestFiles
 from ..local.host.accounts import Account
+from .network import LandlockNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, NoReturn
+    from typing import Any
 
     from ...launcher import wire
     from ...model.capabilities import Protection
+    from ...model.net.network import NetworkPolicy
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
     from ..local.host.cgroups import Group
+    from ..local.mounts.trusted import Trusted
     from ..local.network import SandboxNetwork
     from .backend import LandlockBackend
+    from .network import Loopback
     from .place import Place
 
-HOST_NETWORK = "without a network namespace a port of the sandbox would be the host's"
 _PAUSE_S = 0.001
 # git ends when it may not read a configuration of the host's that exists.
-_OWN = {"GIT_CONFIG_NOSYSTEM": "1"}
+# glibc asks for names over TCP with the second: there are no datagrams.
+_OWN = {"GIT_CONFIG_NOSYSTEM": "1", "RES_OPTIONS": "use-vc"}
 _VARIABLES = ("HOME", "RINGFENCE_MEMORY_DIR", "RINGFENCE_OUTPUTS_DIR")
 
 
@@ -57,8 +63,10 @@ class LandlockSandbox(CommandSandbox):
         place: Place,
         host_ids: int,
         tag_base: int,
+        loopback: Loopback,
+        trusted: Trusted | None,
     ) -> None:
-        self._tag_base = tag_base
+        self._tag_base, self._loopback = tag_base, loopback
         super().__init__(
             backend,
             spec,
@@ -74,8 +82,9 @@ class LandlockSandbox(CommandSandbox):
             group,
             place,  # type: ignore[arg-type]
             host_ids,
-            None,
+            trusted,
         )
+        self.network = LandlockNetwork(self, loopback, trusted)  # type: ignore[assignment]
         self.root = place.mapped(self.root)
         self.files = LandlockFiles(self)
 
@@ -90,6 +99,9 @@ class LandlockSandbox(CommandSandbox):
     def _of_place(self) -> dict[str, str]:
         """Variables that tell where its directories are; the user's own win."""
         own = {name: self.place.mapped(self._environment[name]) for name in _VARIABLES}
+        trusted = self.network.trusted
+        for name, value in (trusted.env if trusted else {}).items():
+            own[name] = value.replace(DIRECTORY, self.place.mapped(DIRECTORY))
         return {**_OWN, "TMPDIR": self.place.mapped("/tmp"), **own, **self.spec.env}
 
     def working_directory(self, cwd: str | None) -> str:
@@ -103,12 +115,12 @@ class LandlockSandbox(CommandSandbox):
             field="user",
         )
 
-    def connect(self, port: int) -> NoReturn:
-        del port
-        self.require_awake()
-        raise Unsupported(
-            HOST_NETWORK, backend=self.backend.name, operation="connect", field="port"
-        )
+    def apply_network_policy(self, policy: NetworkPolicy) -> None:
+        GuestSandbox.apply_network_policy(self, policy)
+        self._environment |= self._of_place()
+
+    def connect(self, port: int) -> socket.socket:
+        return GuestSandbox.connect(self, port)
 
     def protections(self) -> tuple[Protection, ...]:
         from .report import sandbox_protections
@@ -136,6 +148,7 @@ class LandlockSandbox(CommandSandbox):
         # If the guardian and the agent were killed at once, nobody was left to end the others.
         while kill_members(self._tag_base):
             time.sleep(_PAUSE_S)
+        self._loopback.close()
         super()._let_go()
 
 

@@ -54,7 +54,10 @@ class SandboxNetwork:
 
     Attributes:
         inodes: Of the two sockets, which identify them among others.
+        token: See `Egress.serve`.
     """
+
+    token = ""
 
     def __init__(self, sandbox: Networked, sockets: list[int], trusted: Trusted | None) -> None:
         self._sandbox, self._trusted = sandbox, trusted
@@ -95,7 +98,9 @@ class SandboxNetwork:
         with self._lock:
             sockets, self._sockets = self._sockets, []
         self._egress.serve(
-            self._sandbox.id, policy, secrets, most_bytes, sockets, authority=self._authority
+            *(self._sandbox.id, policy, secrets, most_bytes, sockets),
+            authority=self._authority,
+            token=self.token,
         )
 
     @property
@@ -174,7 +179,9 @@ class SandboxNetwork:
 
     def _change(self, policy: NetworkPolicy) -> None:
         settings = self._settings(policy)
-        self._egress.change(self._sandbox.id, policy, *settings, authority=self._authority)
+        self._egress.change(
+            self._sandbox.id, policy, *settings, authority=self._authority, token=self.token
+        )
 
     def _tell_kernel(self, plan: NetworkPlan | None) -> list[int]:
         """Apply a plan in the sandbox's network namespace; returns the sockets it asked for."""

@@ -38,6 +38,7 @@ class Egress:
         listeners: list[int],
         *,
         authority: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> None:
         """Let a sandbox reach what `policy` allows. Returns before it is ready: clients wait.
 
@@ -47,12 +48,14 @@ class Egress:
             listeners: Descriptors of its TCP listener and its UDP resolver, made in its network
                 namespace; ours from then on, and closed even when this fails.
             authority: `cert` and `key`, from `make_authority`; for policies that end TLS.
+            token: Hexadecimal, said first by who connects to a listener that is in no such namespace,
+                and followed by the destination; empty: the kernel leads connections there.
 
         Raises:
             NetworkPolicyError: There is no process that could.
         """
         kind = _kind_of(policy)
-        body = _body(sandbox_id, policy, secrets, network_bytes, authority)
+        body = _body(sandbox_id, policy, secrets, network_bytes, authority, token)
         try:
             line = self._line(kind)
         except BaseException:
@@ -71,6 +74,7 @@ class Egress:
         network_bytes: int | None,
         *,
         authority: Mapping[str, str] | None = None,
+        token: str = "",
     ) -> None:
         """Give a sandbox another policy. Once this returns, it is in force.
 
@@ -79,7 +83,7 @@ class Egress:
         Raises:
             NetworkPolicyError: It is not in force; the one before is.
         """
-        body = _body(sandbox_id, policy, secrets, network_bytes, authority)
+        body = _body(sandbox_id, policy, secrets, network_bytes, authority, token)
         old, new = self._kinds.get(sandbox_id), _kind_of(policy)
         if old is None:
             raise NetworkPolicyError(f"sandbox {sandbox_id} has no network that could be changed")
@@ -277,6 +281,7 @@ def _body(
     secrets: Mapping[str, str],
     network_bytes: int | None,
     authority: Mapping[str, str] | None,
+    token: str,
 ) -> dict[str, Any]:
     return {
         "id": sandbox_id,
@@ -284,6 +289,7 @@ def _body(
         "secrets": dict(secrets),
         "network_bytes": network_bytes,
         "ca": dict(authority) if authority is not None else None,
+        "token": token,
     }
 
 

@@ -29,17 +29,17 @@ MOST_WAITING = 1024  # callers whose connection is under way; more are told EAGA
 _LONGEST_ADDRESS = 128  # struct sockaddr_storage
 _LONGEST_UNIX = 110  # struct sockaddr_un
 _SO_DOMAIN, _SO_SNDTIMEO = 39, 21  # include/uapi/asm-generic/socket.h
-_UNIX = struct.pack("=H", socket.AF_UNIX)
+UNIX = struct.pack("=H", socket.AF_UNIX)
 # Between two looks at one connection. With many of them longer, so that PID 1 has time for others.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_EACH_S = 0.0005, 0.05, 0.001
 _AT_ONCE = 16
 # A call of PID 1's for another process ends after this time, whatever that process does to the socket.
 _GUARD_S = 0.02
-_UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
+UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 _NOT_HANDLED_STOPS = 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21  # SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU
 
 
-class _UnderWayError(Exception):
+class UnderWayError(Exception):
     """The caller is to wait.
 
     Args:
@@ -78,7 +78,7 @@ class Connects:
         """Connect, refuse, or have the caller wait without waiting here."""
         try:
             number = self._attempt(asked)
-        except _UnderWayError as exc:
+        except UnderWayError as exc:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(_Waiting(asked, time.monotonic(), exc.patience_s))
                 return
@@ -104,7 +104,7 @@ class Connects:
             return True
         try:
             number = self._attempt(each.asked)
-        except _UnderWayError as exc:
+        except UnderWayError as exc:
             is_late = bool(each.until) and now >= each.until
             if not is_late and not has_signal(each.asked.pid):
                 longest = max(_LONGEST_PAUSE_S, _PAUSE_EACH_S * len(self._waiting))
@@ -119,26 +119,26 @@ class Connects:
         """Connect, without waiting; returns an errno, 0 when connected.
 
         Raises:
-            _UnderWayError: It is not decided yet.
+            UnderWayError: It is not decided yet.
         """
         try:
             fd = on_behalf.descriptor(asked.pid, signed(asked.arguments[0]), self._key)
         except OSError as exc:
-            return _number(exc)
+            return number_of(exc)
         sock = wire.Socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)  # whatever it is
         place = -1
         start_guard()
         try:
             family = sock.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
-            address = _address(asked)
-            if family == socket.AF_UNIX and _has_path(address):
+            address = read_address(asked)
+            if family == socket.AF_UNIX and has_path(address):
                 place = self._open(asked.pid, address[2:].partition(b"\0")[0])
-                address = _UNIX + b"/proc/self/fd/%d\0" % place
+                address = UNIX + b"/proc/self/fd/%d\0" % place
             if not seccomp.is_waiting(self._listener_fd, asked):
                 return errno.EINTR  # its number may be another thread's by now; nobody hears this
             return self._connect(sock, family, address)
         except OSError as exc:
-            return _number(exc)
+            return number_of(exc)
         finally:
             if place >= 0:
                 os.close(place)
@@ -176,12 +176,12 @@ class Connects:
             if waits:
                 fcntl.fcntl(fd, fcntl.F_SETFL, flags)
         is_full = number == errno.EAGAIN and family == socket.AF_UNIX
-        if number == errno.EINTR or (waits and (is_full or number in _UNDER_WAY)):
+        if number == errno.EINTR or (waits and (is_full or number in UNDER_WAY)):
             seconds, microseconds = struct.unpack(
                 "=qq", sock.getsockopt(socket.SOL_SOCKET, _SO_SNDTIMEO, 16)
             )
             late = errno.EAGAIN if family == socket.AF_UNIX else errno.EINPROGRESS
-            raise _UnderWayError(late, seconds + microseconds / 1e6)
+            raise UnderWayError(late, seconds + microseconds / 1e6)
         return number
 
 
@@ -204,7 +204,7 @@ def _nothing(_signum: int, _frame: object) -> None:
     pass
 
 
-def _address(asked: seccomp.Notification) -> bytes:
+def read_address(asked: seccomp.Notification) -> bytes:
     """A copy of the address that the call names."""
     length = signed(asked.arguments[2])
     if not 0 <= length <= _LONGEST_ADDRESS:
@@ -212,11 +212,11 @@ def _address(asked: seccomp.Notification) -> bytes:
     return on_behalf.memory(asked.pid, asked.arguments[1], length) if length else b""
 
 
-def _has_path(address: bytes) -> bool:
+def has_path(address: bytes) -> bool:
     """Return whether the kernel would look for a file; else it refuses, or takes an abstract
     name.
     """
-    return 2 < len(address) <= _LONGEST_UNIX and address[:2] == _UNIX and address[2] != 0
+    return 2 < len(address) <= _LONGEST_UNIX and address[:2] == UNIX and address[2] != 0
 
 
 def as_seen_here(thread: int, path: bytes) -> bytes:
@@ -270,6 +270,6 @@ def signed(word: int) -> int:
     return low - (1 << 32) if low >> 31 else low
 
 
-def _number(exc: OSError) -> int:
+def number_of(exc: OSError) -> int:
     # A process that made itself undumpable cannot be helped: connect(2) has no EPERM for Unix sockets.
     return errno.EACCES if exc.errno == errno.EPERM else exc.errno or errno.EIO

@@ -19,6 +19,7 @@ NAME = users.AGENT
 _MODULES = (
     "__future__",
     "ringfence.guest.agent",
+    "ringfence.guest.asking",
     "ringfence.guest.boot",
     "ringfence.guest.execs",
     "ringfence.guest.files",
@@ -28,6 +29,7 @@ _MODULES = (
     "ringfence.guest.looking",
     "ringfence.guest.metadata",
     "ringfence.guest.room",
+    "ringfence.guest.sockets",
     "ringfence.guest.starting",
     "ringfence.guest.process_image",
     "ringfence.guest.tags",

@@ -275,6 +275,7 @@ def settings(
     anew: bool = False,
     processes: int = 0,
     unix_sockets: bool = True,
+    by_init: bool = False,
     room: Room | None = None,
     policy: SeccompPolicy | None = None,
 ) -> Settings:
@@ -287,6 +288,7 @@ def settings(
         processes: RLIMIT_NPROC, for a user with no processes elsewhere; 0: only the cgroup limits them.
         room: In those namespaces, the writable layer.
         unix_sockets: Unix sockets are harmless: no host directory, which may hold sockets, is mounted.
+        by_init: The agent makes every connection.
         policy: System-call policy of a profile that was defined at run time.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
@@ -306,7 +308,9 @@ def settings(
         "memory_bytes": 0,
         "counts_cpu": False,
         "rlimits": [(which, most, most) for which, most in limits.items()],
-        "seccomp": _filter(policy, allow_af_unix=unix_sockets, debug=tracing, tag_key=key)
+        "seccomp": _filter(
+            policy, allow_af_unix=unix_sockets, by_init=by_init, debug=tracing, tag_key=key
+        )
         if filtered
         else b"",
         "tag_key": key if filtered else 0,

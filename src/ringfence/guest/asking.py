@@ -1,0 +1,77 @@
+"""System calls of a sandbox without namespaces that wait for the agent: a first filter asks."""
+
+from __future__ import annotations
+
+import errno
+
+from ..launcher.pid1 import notifications
+from ..linux import seccomp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .metadata import Metadata
+    from .sockets import Sockets
+
+    Words = list[tuple[int, int]]
+
+# struct seccomp_data: nr, args[0]; the key of the agent's own calls is in args[4], of metadata in args[5].
+_NUMBER_AT, _FAMILY_AT, _KEY_AT, _METADATA_KEY_AT = 0, 16, 16 + 4 * 8, 16 + 5 * 8
+_INET = (2, 10)  # AF_INET, AF_INET6: the other families ask nobody
+
+
+def guard(metadata: Iterable[int], sockets: dict[int, str], key: int) -> int:
+    """Put the caller and all that it starts under that filter. Precondition: no_new_privs.
+
+    Args:
+        metadata: Numbers of calls about metadata; each is EPERM where nobody can be asked.
+        sockets: Numbers of calls about sockets, by name: likewise, and there are none of AF_INET.
+
+    Returns:
+        The descriptor at which questions arrive; -1: a filter above has a listener.
+    """
+    own: list[tuple[Words, int]] = []
+    asked: list[Words] = []
+    for number in metadata:
+        own.append(([(_NUMBER_AT, number), *_halves(_METADATA_KEY_AT, key)], seccomp.RET_ALLOW))
+        asked.append([(_NUMBER_AT, number)])
+    for number, name in sockets.items():
+        own.append(([(_NUMBER_AT, number), *_halves(_KEY_AT, key)], seccomp.RET_ALLOW))
+        families = _INET if name == "socket" else ()
+        asked += [[(_NUMBER_AT, number), (_FAMILY_AT, family)] for family in families]
+        if name != "socket":
+            asked.append([(_NUMBER_AT, number)])
+    try:
+        asking = [(words, seccomp.RET_USER_NOTIF) for words in asked]
+        return seccomp.install_listener(notifications.program([*own, *asking]))
+    except OSError:
+        refused = [(words, seccomp.RET_ERRNO | errno.EPERM) for words in asked]
+        seccomp.install_filter(notifications.program([*own, *refused]))
+        return -1
+
+
+def _halves(at: int, key: int) -> Words:
+    return [(at, key & 0xFFFFFFFF), (at + 4, key >> 32)]
+
+
+class Questions:
+    """Hands each question to its part, as a listener of the agent.
+
+    Args:
+        fd: Of `guard`.
+    """
+
+    def __init__(self, fd: int, metadata: Metadata | None, sockets: Sockets) -> None:
+        self.fd, self._metadata, self._sockets = fd, metadata, sockets
+
+    def serve_one(self) -> None:
+        """Answer one question. Precondition: there is one to read."""
+        try:
+            asked = seccomp.receive(self.fd)
+        except OSError:
+            return  # the caller has ended, or was interrupted
+        if asked.number in self._sockets.network["calls"]:
+            self._sockets.serve(asked)
+        elif self._metadata is not None:
+            self._metadata.serve(asked)
