@@ -22,6 +22,7 @@ libc, kept = ctypes.CDLL(None, use_errno=True), []
 def until_refused(make, most=100_000):
     try:
         for count in range(most): kept.append(make(count))
+        print("all", most, flush=True)
     except (OSError, MemoryError, RuntimeError) as exc:
         print("refused", exc, flush=True)
 def child(work=signal.pause):
@@ -95,7 +96,8 @@ _PYTHON = {
     " socket.send_fds(a, [b'x'], [a.fileno(), b.fileno()]); os.dup2(os.open('/dev/null', 0), b.fileno())\n"
     "until_refused(send, 2000)",
     "loopback": "s = socket.create_server(('127.0.0.1', 0))\n"
-    "kept.append(c := socket.create_connection(s.getsockname())); kept.append(s.accept()); full(c.fileno())",
+    "kept.append(c := socket.create_connection(s.getsockname())); kept.append(s.accept()); full(c.fileno())\n"
+    "print('refused: the buffers are full')",
     # locks and watches
     "flock": "until_refused(locked)",
     "posix locks": "f = open('/tmp/x', 'wb+')\n"
@@ -136,8 +138,11 @@ def set_off(sandbox: Sandbox, name: str, timeout_s: float = TIMEOUT_S) -> str:
     told = [result.killed_by or ""] if not result.oom_killed else ["out of memory"]
     if (sandbox.stats().forks_refused or 0) > before:
         told.append("processes limit")
-    if "refused" in result.stdout_text or "Error" in result.stderr_text or result.exit_code:
+    is_refused = "refused" in result.stdout_text or "Error" in result.stderr_text
+    if is_refused or "fork" in result.stderr_text or result.exit_code:
         told.append("told the program")
+    elif result.stdout_text.startswith("all "):
+        told.append("all made: below every limit of this backend")
     if result.truncated:
         told.append("output truncated")
     return ", ".join(filter(None, told)) or f"exit {result.exit_code}, signal {result.signal}"

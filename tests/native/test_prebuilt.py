@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -198,16 +199,21 @@ def plan_of(sandbox: Sandbox) -> dict[str, Any]:
 
 def test_one_that_was_stopped_is_waited_for(backend: NativeBackend) -> None:
     prebuilt = prebuilt_after(backend)
-    os.kill(prebuilt, signal.SIGSTOP)
+    first = backend.prebuilder._prebuilt
+    stopped = os.pidfd_open(prebuilt)
+    signal.pidfd_send_signal(stopped, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
             result = pool.submit(lambda: Sandbox.create(backend=backend).terminate())
-            assert until(lambda: backend.prebuilder._prebuilt is not None, GONE_WITHIN_S)
-            os.kill(prebuilt, signal.SIGCONT)
+            # The create has taken it, and waits.
+            assert until(lambda: backend.prebuilder._prebuilt is not first, GONE_WITHIN_S)
+            assert not result.done()
+            signal.pidfd_send_signal(stopped, signal.SIGCONT)
             result.result()
     finally:
-        if prebuilt in children_of(backend.zygote().pid):
-            os.kill(prebuilt, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(stopped, signal.SIGCONT)
+        os.close(stopped)
 
 
 @pytest.fixture
