@@ -7,11 +7,13 @@ which is a few lines without a traceback.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import httpx
 import pytest
 
 import ringfence
+from ringfence.cli.main import main
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment
 from tests.features import require
 
@@ -50,6 +53,7 @@ COMMANDS: list[tuple[str, str, str]] = [
     ("list --server localhost:7878", "'localhost:7878'", "http://localhost:7878"),
     ("list --server /run/x.sock", "'/run/x.sock'", "unix:/run/x.sock"),
     ("list --server ftp://x", "'ftp://x'", "unix:PATH"),
+    ("tree --server unix:/nope.sock", "/nope.sock", "ringfence serve"),
     ("list --key-file nope", "'nope'", "file with an API key"),
     ("exec --memroy 1g box ls", "--memroy", "ringfence exec --help"),
     ("mcp --http 8765", "'8765'", "127.0.0.1:8765"),
@@ -128,6 +132,9 @@ RUN: list[tuple[str, str, str]] = [
     ("--deny etc/passwd", "'etc/passwd'", "/etc/passwd"),
     ("--memory-dir nope", "/nope", "on the host"),
     ("--pull sometimes --image x", "'sometimes'", "missing"),
+    ("--template nope", "'nope'", "ringfence template list"),
+    ("--template ds --image x", "--template", "--image"),
+    ("--pip six --image x", "--pip", "--image"),
     ("-v .:/work", "-v", "--mount SRC:DST"),
     ("-it", "-it", "-t"),
     ("--gpus all", "--gpus", "not supported"),
@@ -284,6 +291,9 @@ CREATE: list[tuple[dict[str, Any], str, str]] = [
     ({"server": ""}, "''", "unix:PATH"),
     ({"server": 8080}, "8080", "http://HOST:PORT"),
     ({"server": "http://127.0.0.1:1"}, "127.0.0.1:1", "ringfence serve"),
+    ({"template": "nope"}, "'nope'", "ringfence template list"),
+    ({"template": R.Template.from_host()}, "Template", "build(NAME)"),
+    ({"template": "nope", "image": "x"}, "image", "Template.from_image"),
     ({"spec": "python:3.12"}, "'python:3.12'", 'image="python:3.12"'),
 ]
 NAMES: list[tuple[str, Callable[[], object], str, str]] = [
@@ -297,6 +307,22 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("policy mode", lambda: R.NetworkPolicy(mode="open"), "'open'", "limited or unrestricted"),
     ("policy text", lambda: R.NetworkPolicy(allowed_hosts="a.org"), "str", '["a.org"]'),
     ("policy all", lambda: R.NetworkPolicy(allowed_hosts=["all"]), "'all'", "unrestricted"),
+    ("manager", lambda: R.SessionManager(backends="native"), "backends", '["native"]'),
+    ("template name", lambda: R.Template.from_host().build("A b"), "'A b'", "in lower case"),
+    (
+        "template apt",
+        lambda: R.Template.from_host().apt_install("x"),
+        "'apt_install'",
+        "from_image",
+    ),
+    ("template list", lambda: R.Template.from_host().pip_install(["x"]), "list", '"..."'),
+    (
+        "template url",
+        lambda: R.Template.from_host().pip_install("x", index_url="a"),
+        "'a'",
+        "https:",
+    ),
+    ("template file", lambda: R.Template.from_host().copy("a", "b"), "'b'", "as /b"),
     ("no await", lambda: asyncio.run(R.AsyncSandbox.create(imgae="x")), "imgae", "image"),
     ("snapshot", lambda: R.Sandbox.restore("nope"), "'nope'", "Sandbox.snapshots()"),
 ]
@@ -318,6 +344,24 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("run", lambda box: box.run("ls"), "'run'", "shell(SCRIPT)"),
     ("close", lambda box: box.close(), "'close'", "terminate()"),
     ("misspelt", lambda box: box.snapshto(), "'snapshto'", "did you mean snapshot?"),
+    ("fork n", lambda box: box.fork("3"), "'3'", "as 3"),
+    ("fork processes", lambda box: box.fork(processes=True), "True", "auto, none or required"),
+    ("fork at", lambda box: box.fork(at="x"), "str", "sandbox.mark()"),
+    ("rewind", lambda box: box.rewind("x"), "str", "sandbox.mark()"),
+    ("merge itself", lambda box: box.merge(box, base="x"), "itself", "name the sandbox"),
+    ("merge prefer", lambda box: box.merge(box, base="x", prefer="mine"), "'mine'", "ours"),
+    ("merge path", lambda box: box.merge("/tmp", base="x", path=3), "path", 'as "3"'),
+    ("race text", lambda box: R.race(box, "make"), "attempts", '["make test"'),
+    ("race judge", lambda box: R.race(box, ["true"], judge="x"), "judge", "lambda"),
+    ("race swapped", lambda box: R.race([["true"]], box), "attempts", '["make test"'),
+    ("run_code timeout", lambda box: box.run_code("1", timeout=3), "timeout", "timeout_s="),
+    ("run_code list", lambda box: box.run_code(["1"]), "list", '"..."'),
+    ("context cwd", lambda box: box.context(cwd="/nope"), "/nope", "files.make_dir"),
+    ("context run", lambda box: box.context().execute("1"), "'execute'", "run(code)"),
+    ("cell output", lambda box: box.run_code("1").output, "'output'", "stdout"),
+    ("cell ok", lambda box: box.run_code("1").ok, "'ok'", "error"),
+    ("diff", lambda box: box.diff(), "'diff'", "changes()"),
+    ("restore", lambda box: R.Sandbox.restore(box), "Sandbox", ".id"),
     ("returncode", lambda box: box.exec(["true"]).returncode, "'returncode'", "exit_code"),
     ("read", lambda box: box.files.read("nope.txt"), "nope.txt", "files.list"),
     ("write", lambda box: box.files.write("a.txt", 3), "int", 'b"..."'),
@@ -433,6 +477,74 @@ BODIES: list[tuple[str, object, str, str]] = [
 ]
 
 
+ON_SERVER: list[tuple[str, str, str]] = [
+    ("code", "SANDBOX", "ringfence code"),
+    ("code nope x", "'nope'", "ringfence list"),
+    ("code {id} --language ruby x", "'ruby'", "python or bash"),
+    ("code {id} --context nope x", "no context 'nope'", "--list"),
+    ("code {id} --interrupt", "--context", "--list"),
+    ("code {id} --close", "--context", "--list"),
+    ("code {id} --timeout 5min x", "--timeout", "5s"),
+    ("code {id} --timeout 0 x", "--timeout", "between 0.001 and"),
+    ("code {id} --list x=1", "CODE", "--list"),
+    ("code {id} --new --context c x", "--new", "--context"),
+    ("code {id} --language bash --context c x", "--language", "--context"),
+    ("code {id} x = 41", "'='", "quote"),
+    ("fork", "SANDBOX", "ringfence fork"),
+    ("fork nope", "'nope'", "ringfence list"),
+    ("fork {snapshot}", "{snapshot}", "create --snapshot"),
+    ("fork {id} --n 0", "--n", "between 1 and 1000"),
+    ("fork {id} --n two", "'two'", "--n 3"),
+    ("fork {id} -n 2", "-n", "did you mean --n?"),
+    ("fork {id} --processes maybe", "'maybe'", "auto, none or required"),
+    ("fork {id} --processes required", "files only", '"none"'),
+    ("fork {id} --label team", "'team'", "NAME=value"),
+    ("merge {fork}", "--base", "ringfence snapshot list"),
+    ("merge {fork} --base {snapshot}", "--into", "--to DIR"),
+    ("merge {fork} --base {snapshot} --to src --into {id}", "--into", "--to DIR"),
+    ("merge {fork} --base nope --into {id}", "'nope'", "ringfence snapshot list"),
+    ("merge {fork} --base {snapshot} --into nope", "'nope'", "ringfence list"),
+    ("merge {fork} --base {snapshot} --into {fork}", "itself", "name the sandbox"),
+    ("merge {fork} --base {snapshot} --to nope", "/nope", "on this host"),
+    ("merge {fork} --base {snapshot} --to src --prefer mine", "'mine'", "ours or theirs"),
+    ("merge {fork} --base {snapshot} --to src --path nope", "nope", "no such directory"),
+    ("merge {fork} --base {snapshot} --into {id} --path nope", "nope", "no such directory"),
+    ("merge {fork} --base {snapshot} --to src --dryrun", "--dryrun", "--dry-run"),
+    ("tree nope", "'nope'", "remove the argument"),
+    ("template", "VERB", "build, list, remove, prune"),
+    ("template build", "NAME", "template build NAME"),
+    ("template build ds", "no requirement", "pandas>=2"),
+    ("template build ds pandas", "'pandas'", "--pip pandas"),
+    ("template build Tools --pip six", "'Tools'", "lower case"),
+    ("template build ds --pip -r", "'-r'", "pandas>=2"),
+    ("template build ds --pip six --find-links nope", "/nope", "on this host"),
+    ("template build ds --pip six --index-url pypi.org", "'pypi.org'", "https://"),
+    ("template remove nope", "'nope'", "ringfence template list"),
+    ("template rm nope", "'rm'", "did you mean remove?"),
+    ("template list ds", "'ds'", "remove"),
+    ("snapshot", "VERB", "create, list, rm"),
+    ("snapshot create", "SANDBOX", "snapshot create"),
+    ("snapshot create nope", "'nope'", "ringfence list"),
+    ("snapshot create {id} --meta step", "'step'", "NAME=value"),
+    ("snapshot delete {snapshot}", "'delete'", "did you mean rm?"),
+    ("snapshot restore {snapshot}", "'restore'", "create --snapshot"),
+    ("create --snapshot {id}", "{id}", "ringfence snapshot list"),
+    ("serve --domain box.example.com", "--domain", "--e2b"),
+    ("serve --e2b --domain https://box.example.com", "--domain", "sandboxes.example.com"),
+    ("serve --e2b=yes", "'yes'", "--e2b"),
+    ("keys create", "OWNER", "keys create OWNER"),
+    ("keys create me --scope root", "'root'", "read_only"),
+    ("keys create me --expires 30", "'30'", "30d"),
+    ("keys create me --expires tomorrow", "'tomorrow'", "5s"),
+    ("keys create me --max-sandboxes -1", "-1", "at least 0"),
+    ("keys rotate nope", "'nope'", "ringfence keys list"),
+    ("keys rm me", "'me'", "ringfence keys list"),
+    ("doctor --fix", "--fix", "doctor --help"),
+    ("doctor --attack --backend nope", "'nope'", "native"),
+]
+"""Commands that a server is asked for, and those that stand beside them in the help."""
+
+
 class Server:
     """A daemon on a unix socket and a TCP port, started and stopped by the command line."""
 
@@ -442,6 +554,7 @@ class Server:
         started = command(line, state.parent)
         assert 0 == started.returncode, started.stderr
         self.tcp = json.loads(started.stdout)["listening"][1]
+        self.unix = f"unix:{state / 'ringfence.sock'}"
         transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"))
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
 
@@ -458,6 +571,56 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(directory / "s")
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="module")
+def ids(server: Server, sandbox_id: str) -> dict[str, str]:
+    """A sandbox, a fork of it, and a snapshot from before the fork."""
+    at = f"{_SANDBOXES}/{sandbox_id}"
+    snapshot = server.http.post(f"{at}/snapshots", json={}).json()["id"]
+    fork = server.http.post(f"{at}/fork", json={}).json()["items"][0]["id"]
+    return {"id": sandbox_id, "fork": fork, "snapshot": snapshot}
+
+
+@pytest.mark.parametrize(("line", "fault", "remedy"), ON_SERVER, ids=lambda value: value[:50])
+def test_commands_of_a_server(
+    line: str,
+    fault: str,
+    remedy: str,
+    place: Path,
+    server: Server,
+    ids: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = line.format(**ids).split()
+    state = place / "serving"
+    if "serve" == words[0]:
+        words += ["--state-dir", str(state)]
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_DATA_HOME", str(place))  # templates
+    monkeypatch.setenv("RINGFENCE_SERVER", server.unix)
+    monkeypatch.setattr(sys, "argv", ["ringfence", *words])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    code = main()
+
+    output = capfd.readouterr()
+    assert (OWN_FAILURE, "") == (code, output.out)
+    told = output.err.strip().splitlines()[-1]  # behind what pip prints
+    answers(told, fault.format(**ids), remedy)
+    assert not (state / "ringfence.sock").exists()
+
+
+def test_a_path_in_place_of_code_is_taken_for_the_file(
+    place: Path, server: Server, ids: dict[str, str]
+) -> None:
+    line = ["code", "--server", server.unix, ids["id"], "hello.py"]
+
+    result = command(line, place)
+
+    assert 1 == result.returncode
+    assert f"ringfence code {ids['id']} < hello.py" in result.stderr
 
 
 @pytest.fixture(scope="module")

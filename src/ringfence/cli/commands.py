@@ -391,6 +391,7 @@ SERVE = Command(
             "domain",
             "NAME",
             "with --e2b: serve sandboxes at PORT-ID.NAME and the API at api.NAME",
+            field="e2b.domain",
         ),
         Option(
             "allow-host",

@@ -136,6 +136,14 @@ VERBS = {
 }
 """Words of other tools by the verbs of ours that they may mean."""
 
+ELSEWHERE = {
+    ("snapshot", "restore"): "use `ringfence create --snapshot ID`",
+    ("template", "run"): "use `ringfence run --template NAME`",
+    ("image", "run"): "use `ringfence run --image NAME`",
+    ("keys", "show"): "a key is shown once, when it is created: use `ringfence keys rotate ID`",
+}
+"""Verbs that a command does not have, and where to find what they mean."""
+
 _SHELL_WORDS = frozenset(
     ["cd", "source", ".", "export", "alias", "set", "ulimit", "exit", "if", "for", "while", "eval"]
 )

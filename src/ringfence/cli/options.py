@@ -80,7 +80,10 @@ class Command:
         head = field.removeprefix("limits.").partition("[")[0]
         names = (head, first := head.partition(".")[0], first.replace("_", "-"))
         for option in self.options:
-            if option.flag == field or option.name in names or (option.field in names[:2] and head):
+            if option.flag == field or option.name == head or (option.field == head and head):
+                return option.flag
+        for option in self.options:
+            if option.name in names or (option.field == first and first):
                 return option.flag
         return "CMD" if head == "argv" else field
 
@@ -151,10 +154,11 @@ def verb_of(command: Command, words: Sequence[str]) -> str:
         raise InvalidRequest(f"name one of {', '.join(known)}", field="VERB", hint=hint)
     if words[0] not in known:
         from ..model.mistakes import meant
-        from .hints import VERBS
+        from .hints import ELSEWHERE, VERBS
 
         same = next((each for each in VERBS.get(words[0], ()) if each in known), "")
-        hint = f"did you mean {same}?" if same else meant(words[0], known)
+        hint = f"did you mean {same}?" if same else ""
+        hint = hint or ELSEWHERE.get((command.name, words[0]), "") or meant(words[0], known)
         raise InvalidRequest(f"unknown verb {words[0]!r}", field="VERB", hint=hint)
     return words[0]
 

@@ -6,6 +6,7 @@ import os
 import stat
 from _thread import start_new_thread
 
+from ..errors import InvalidRequest
 from .commands import LIMITS, RUN
 from .options import parse
 
@@ -72,6 +73,11 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
         if os.environ.get("TERM"):
             streams["env"] = {"TERM": os.environ["TERM"]}
     if "image" in given or "pull" in given:
+        for other in ("pip", "template"):
+            if other in given:
+                what = "adds packages to the host's programs, not to an image"
+                hint = "build an image with Template.from_image(...), or remove --image"
+                raise InvalidRequest(what, field=f"--{other}", hint=hint)
         from .image import command_of
 
         command = command_of(given, command)

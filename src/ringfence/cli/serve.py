@@ -149,6 +149,9 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
     if "max-sandboxes" in given:
         limit = whole_number(given["max-sandboxes"], "--max-sandboxes")
         form["manager"] = {**form.get("manager", {}), "max_sandboxes": limit}
+    if "domain" in given and "e2b" not in given and form.get("e2b") is None:
+        hint = "add --e2b, or remove --domain"
+        raise InvalidRequest("has no effect without --e2b", field="domain", hint=hint)
     if "e2b" in given or "domain" in given:
         form["e2b"] = {**(form.get("e2b") or {}), **_e2b(given)}
     if "outlive" in given:

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Do one verb; options may stand before it or after."""
     given, rest = parse_all(TEMPLATE, argv)
-    if "help" in given or not rest:
+    if "help" in given:
         from .help import help_of
 
         sys.stdout.write(help_of(TEMPLATE))
-        return 0 if "help" in given else 125
+        return 0
     verb, arguments = verb_of(TEMPLATE, rest), rest[1:]
     count, act = _VERBS[verb]
-    if len(arguments) != count:
+    if len(arguments) < count:
         hint = f"ringfence template {TEMPLATE.arguments}"
-        what = f"{verb} takes {count} {'word' if count == 1 else 'words'}, not {len(arguments)}"
-        raise InvalidRequest(what, field="VERB", hint=hint)
+        raise InvalidRequest("is missing", field="NAME", hint=hint)
+    if len(arguments) > count:
+        extra = arguments[count]
+        hint = f"did you mean --pip {extra}?" if verb == "build" else f"remove {extra!r}"
+        raise InvalidRequest(f"unexpected argument {extra!r}", field="ARGUMENT", hint=hint)
     return act(given, arguments)
 
 

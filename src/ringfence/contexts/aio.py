@@ -87,5 +87,12 @@ class AsyncContext:
     async def __aexit__(self, *_exc: Any) -> None:
         await self._in_thread(self._context.close)
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     def __repr__(self) -> str:
         return f"<Async{repr(self._context)[1:]}"

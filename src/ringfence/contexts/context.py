@@ -49,6 +49,7 @@ BASH = "bash"
 NODE = "node"
 LANGUAGES = (PYTHON, BASH, NODE)
 LISTS_VARIABLES = (PYTHON, NODE)
+OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
 _SEND_S = 30.0
@@ -102,8 +103,10 @@ class Context:
                 raise ExecError(f"the context did not start within {START_S:.0f} s")
             if inbox.reason:
                 raise ExecError(f"the context did not start: {inbox.reason}")
-        except BaseException:
+        except BaseException as exc:
             self._kill()
+            if isinstance(exc, ExecError):
+                process.wait(START_S)  # raises what kept it from starting, such as its `cwd`
             raise
 
     # -- copies in forks ------------------------------------------------------------------------
@@ -338,6 +341,13 @@ class Context:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     def __repr__(self) -> str:
         return f"<Context {self.language} {self.id}>"
 
@@ -357,7 +367,21 @@ class Context:
             self._sending.release()
 
 
-def check_cell(code: str, timeout_s: float | None) -> None:
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuse keywords that `run_code` does not have.
+
+    Raises:
+        InvalidRequest: There is one; the hint names what is meant.
+    """
+    if not options.keys() <= OPTIONS:
+        from ..model import mistakes
+
+        mistakes.refuse_unknown(
+            "run_code", [each for each in options if each not in OPTIONS], OPTIONS
+        )
+
+
+def check_cell(code: str, timeout_s: float | None, field: str = "timeout_s") -> None:
     """Check what every kind of context is given to run.
 
     Raises:
@@ -365,7 +389,7 @@ def check_cell(code: str, timeout_s: float | None) -> None:
     """
     checks.text(code, "code")
     if timeout_s is not None:
-        checks.number(timeout_s, "timeout_s", 0.001, 366 * 86_400)
+        checks.number(timeout_s, field, 0.001, 366 * 86_400)
 
 
 class Turn:

@@ -185,6 +185,13 @@ class Execution:
         """All that was kept of standard error."""
         return "".join(each.text for each in self.logs if each.stream == "stderr")
 
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
+
     def to_json(self) -> dict[str, Any]:
         """Its JSON form."""
         return {

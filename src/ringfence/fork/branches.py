@@ -32,7 +32,7 @@ def check_arguments(n: object, processes: object) -> None:
         InvalidRequest: `n` or `processes` is malformed.
     """
     checks.integer(n, "n", 1, MOST_FORKS)
-    checks.choice(processes, "processes", PROCESSES, "what to do with running processes")
+    checks.choice(processes, "processes", PROCESSES, "auto, none or required")
 
 
 def check(n: object, processes: object, parent: str) -> ForkReport:
@@ -148,10 +148,15 @@ def race(
     Raises:
         InvalidRequest: An argument is malformed; nothing was started.
     """
-    if isinstance(attempts, str) or not 0 < len(attempts) <= MOST_FORKS:
-        raise InvalidRequest(f"must be a list of 1 to {MOST_FORKS} attempts", field="attempts")
+    if not isinstance(attempts, list | tuple) or not 0 < len(attempts) <= MOST_FORKS:
+        what = f"must be a list of 1 to {MOST_FORKS} attempts"
+        hint = 'as ["make test", ["pytest", "-x"], function]'
+        raise InvalidRequest(what, field="attempts", hint=hint)
+    if judge is not None and not callable(judge):
+        what = f"must be a function of a branch and a result, not {type(judge).__name__}"
+        raise InvalidRequest(what, field="judge", hint="as lambda branch, result: result.ok")
     checks.integer(keep, "keep", 1, len(attempts))
-    checks.choice(pick, "pick", _PICKS, "which branches win")
+    checks.choice(pick, "pick", _PICKS, " or ".join(_PICKS))
     branches = sandbox.fork(len(attempts))
     outcomes = [Outcome(i) for i in range(len(attempts))]
     ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()

@@ -22,7 +22,7 @@ from .trees import HostTree, StreamTree
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import BinaryIO
+    from typing import BinaryIO, NoReturn
 
     from ..model.spec import SandboxSpec
     from .targets import MergeFiles, Restored
@@ -36,8 +36,18 @@ _GIT = tuple(name.removeprefix(".git/") for name in protected.DEFAULTS if name.s
 def check(path: object, prefer: object) -> str:
     """Check the arguments of a merge that are plain values; return the path."""
     if prefer is not None:
-        checks.choice(prefer, "prefer", SIDES, "the side that wins where both changed a path")
-    return checks.text(os.fspath(path), "path") or "."  # type: ignore[call-overload]
+        checks.choice(prefer, "prefer", SIDES, " or ".join(SIDES))
+    return checks.text(os.fspath(path) if hasattr(path, "__fspath__") else path, "path") or "."
+
+
+def refuse_itself() -> NoReturn:
+    """Refuse to merge a sandbox into itself, where nothing could ever change.
+
+    Raises:
+        InvalidRequest: Always.
+    """
+    hint = "name the sandbox or the directory that is to get its changes"
+    raise InvalidRequest("a sandbox cannot be merged into itself", field="into", hint=hint)
 
 
 def pack(files: MergeFiles, directory: str, file: BinaryIO) -> None:
@@ -102,6 +112,7 @@ def into_sandbox(
     """Merge into the directory of a sandbox; see `Sandbox.merge`."""
     with ExitStack() as stack:
         sides = [_tree(stack, each) for each in (base, partial(pack, target, directory), theirs)]
+        _refuse_absent(sides[0], sides[2], directory)
         plan = Plan(sides[0], sides[1], sides[2], prefer)
         if dry_run or plan.conflicts:
             return plan.outcome(is_applied=False)
@@ -114,6 +125,7 @@ def into_host(
     theirs: Pack,
     target: str,
     spec: SandboxSpec,
+    directory: str = ".",
     *,
     prefer: str | None,
     dry_run: bool,
@@ -122,17 +134,25 @@ def into_host(
 
     Args:
         spec: The branch's: its `protect` and `unprotect` hold as for a writable mount.
+        directory: Of the branch.
     """
     with ExitStack() as stack:
         ours = HostTree(os.path.realpath(target))
         stack.callback(ours.close)
         sides = [_tree(stack, each) for each in (base, theirs)]
+        _refuse_absent(sides[0], sides[1], directory)
         plan = Plan(sides[0], ours, sides[1], prefer)
         _refuse_protected(plan, ours.directory, spec)
         if dry_run or plan.conflicts:
             return plan.outcome(is_applied=False)
         HostWriter(plan, ours).write()
         return plan.outcome(is_applied=True)
+
+
+def _refuse_absent(base: StreamTree, theirs: StreamTree, directory: str) -> None:
+    if base.is_absent and theirs.is_absent:
+        what = f"{directory}: no such directory in the sandbox, nor in the snapshot"
+        raise FileNotFound(what, path=directory)
 
 
 def _tree(stack: ExitStack, pack: Pack) -> StreamTree:

@@ -66,11 +66,11 @@ class StreamTree:
         try:
             pack(_Bounded(self._file))  # type: ignore[arg-type]
             self._file.flush()
-            has_content = self._file.tell() > 0
+            self.is_absent = self._file.tell() == 0
             self.entries = (
-                index(self._file.fileno(), is_layer=False, offsets=self._offsets)
-                if has_content
-                else {}
+                {}
+                if self.is_absent
+                else index(self._file.fileno(), is_layer=False, offsets=self._offsets)
             )
         except BaseException:
             self._file.close()

@@ -48,13 +48,12 @@ def others_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_unknown(function: str, unknown: Iterable[str]) -> None:
     """Refuse keywords that `function` does not have, with what is meant by the first."""
-    for name in unknown:
-        from .mistakes import INSTEAD, meant
+    if unknown:
+        from . import mistakes
         from .parts import ExecParts, SandboxParts
 
         known = (SandboxParts if function == "create" else ExecParts).__annotations__
-        hint = INSTEAD[function].get(name) or meant(name, known)
-        raise InvalidRequest(f"{function}() has no parameter {name!r}", field=name, hint=hint)
+        mistakes.refuse_unknown(function, unknown, known)
 
 
 def make_spec(

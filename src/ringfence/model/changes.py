@@ -34,7 +34,7 @@ class PathChange(Model):
     size_bytes: int = 0
 
     def __post_init__(self) -> None:
-        checks.choice(self.change, "change", (ADDED, CHANGED, REMOVED), "how a path changed")
+        checks.choice(self.change, "change", (ADDED, CHANGED, REMOVED), "added, changed or removed")
         checks.choice(self.kind, "kind", KINDS, "file, directory, symlink or other")
 
 

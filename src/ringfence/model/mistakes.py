@@ -56,10 +56,16 @@ INSTEAD = {
         **dict.fromkeys(("tty", "pty", "stream"), "use sandbox.start([...], pty=(24, 80))"),
         "user_id": "use user=",
     },
+    "run_code": {
+        **dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS"),
+        **dict.fromkeys(("lang", "kernel"), 'use language="bash"'),
+        **dict.fromkeys(("context", "context_id"), "use sandbox.context(id=...).run(code)"),
+        **dict.fromkeys(("envs", "env", "cwd"), "use sandbox.context(cwd=..., env=...).run(code)"),
+    },
     "Sandbox": {
         **dict.fromkeys(("close", "kill", "stop", "destroy", "shutdown", "delete"), "terminate()"),
         **dict.fromkeys(
-            ("run", "execute", "run_command", "exec_run", "run_code", "commands", "process"),
+            ("run", "execute", "run_command", "exec_run", "commands"),
             "exec([...]), shell(SCRIPT), or start([...]) in the background",
         ),
         **dict.fromkeys(("popen", "spawn", "Popen"), "start([...])"),
@@ -75,7 +81,12 @@ INSTEAD = {
         **dict.fromkeys(("status", "is_running"), "state"),
         **dict.fromkeys(("sandbox_id", "name"), "id"),
         "set_timeout": "ttl_s= of create()",
-        **dict.fromkeys(("fork", "clone", "commit"), "snapshot(), then Sandbox.restore(id)"),
+        **dict.fromkeys(("clone", "branch"), "fork(n)"),
+        "commit": "snapshot(), then Sandbox.restore(id)",
+        "diff": "changes()",
+        "contexts": "context(), or run_code(code)",
+        **dict.fromkeys(("terminal", "pty", "shell_session"), "start([...], pty=(24, 80))"),
+        **dict.fromkeys(("rollback", "reset", "undo"), "mark(), then rewind(mark)"),
         "metrics": "stats()",
         "logs": "the result of exec(), or a Process of start()",
     },
@@ -86,6 +97,33 @@ INSTEAD = {
         **dict.fromkeys(("success", "succeeded"), "ok"),
         "check_returncode": "ok says whether it succeeded",
         **dict.fromkeys(("duration", "elapsed"), "duration_s"),
+    },
+    "Execution": {
+        **dict.fromkeys(("output", "out", "logs"), "stdout, stderr or text"),
+        **dict.fromkeys(("result", "value", "data"), "text, or results for every MIME type"),
+        **dict.fromkeys(
+            ("returncode", "exit_code", "status", "ok", "raise_for_error"),
+            "error, None for success",
+        ),
+        **dict.fromkeys(("png", "html", "artifacts", "charts"), "results[0].png, .html and so on"),
+        "exception": "error",
+    },
+    "Context": dict.fromkeys(
+        ("exec", "execute", "eval", "run_code", "run_cell", "run_command"), "run(code)"
+    ),
+    "Template": {
+        **dict.fromkeys(
+            ("apt_install", "apt_get"), "from_image(...).run('apt-get install -y NAME')"
+        ),
+        **dict.fromkeys(("run_commands", "run_cmd", "run_command", "add_step"), "run(command)"),
+        **dict.fromkeys(("pip", "add_python_packages", "uv_pip_install"), "pip_install(NAME, ...)"),
+        **dict.fromkeys(
+            ("add_local_file", "add_local_dir", "copy_items", "add"), "copy(source, target)"
+        ),
+        **dict.fromkeys(("set_envs", "set_env", "environment"), 'env({"NAME": "value"})'),
+        **dict.fromkeys(("set_workdir", "cwd"), "workdir(path)"),
+        **dict.fromkeys(("set_start_cmd", "cmd", "entrypoint"), "command(*argv)"),
+        **dict.fromkeys(("create", "save"), "build(name), then Sandbox.create(template=name)"),
     },
     "Files": {
         **dict.fromkeys(("ls", "listdir", "list_dir", "iterdir"), "list(path)"),
@@ -117,6 +155,19 @@ def no_attribute(owner: object, name: str) -> AttributeError:
         hint = f"use {hint}" if hint else closest(name, public)
         message += f" ({hint})" if hint else ""
     return AttributeError(message, name=name, obj=None)
+
+
+def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keywords that `function` does not have, with what is meant by the first.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    from ..errors import InvalidRequest
+
+    for name in unknown:
+        hint = INSTEAD.get(function, {}).get(name) or meant(name, known)
+        raise InvalidRequest(f"{function}() has no parameter {name!r}", field=name, hint=hint)
 
 
 def meant(given: str, known: Iterable[str], *, head: str = "one of") -> str:
@@ -162,4 +213,6 @@ def as_text(value: object) -> str:
     """Show a number or a path as the string that it should have been."""
     if value is None:
         return "leave it out, or give a string"
+    if hasattr(value, "pip_install"):
+        return "build(NAME) the template, and give NAME here"
     return f'as "{value}"' if isinstance(value, int | float) else 'as "..."'

@@ -220,7 +220,9 @@ class AsyncSandbox:
     ) -> Execution:
         """Run a cell in the default context; see `Sandbox.run_code`."""
         from ..contexts import AsyncContext
+        from ..contexts.context import check_options
 
+        check_options(options)
         context = await in_own_thread(partial(self._sandbox._its_contexts.default, language))
         return await AsyncContext(context, in_own_thread).run(code, **options)
 

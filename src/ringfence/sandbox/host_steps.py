@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tarfile
+import textwrap
 from urllib.parse import urlsplit
 
 from ..backends.local.mounts import template
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..images.store import ImageStore
-    from ..model.calls import Mounts
+    from ..model.calls import Mounts, StrPath
+    from ..model.execs.exec import ExecResult
     from ..model.image import Image
 
     OnOutput = Callable[[bytes], None]
@@ -38,7 +41,7 @@ _INDEX = "https://pypi.org/simple"
 _GIB = 1 << 30
 _LIMITS = Limits(memory_bytes=8 * _GIB, disk_bytes=4 * _GIB, inodes=400_000)
 _MOST_CACHE = 5 * _GIB
-_SHOWN = 2000  # characters of a failed step's output
+_SHOWN = 400  # characters of a failed step's output
 _ENV = {
     "VIRTUAL_ENV": VENV,
     "PATH": f"{template.HOME}/.local/bin:{VENV}/bin:{template.PATH}",
@@ -113,6 +116,11 @@ def pip_key(
         raise InvalidRequest("no requirement given", field="pip_install", hint="as pandas>=2")
     if index_url is not None and find_links is not None:
         raise InvalidRequest("give an index or a directory, not both", field="find_links")
+    if index_url is not None:
+        url = urlsplit(checks.text(index_url, "index_url"))
+        if url.scheme not in ("http", "https") or not url.hostname:
+            hint = "as https://pypi.org/simple"
+            raise InvalidRequest(f"{index_url!r} is not a URL", field="index_url", hint=hint)
     index = None if find_links else index_url or os.environ.get("PIP_INDEX_URL") or _INDEX
     return {"pip": list(requirements), "index": index, "find_links": find_links}
 
@@ -176,7 +184,8 @@ def run_step(
     with Sandbox.create(workdir=VENV, **options) as sandbox:
         plain = {"PATH": template.PATH}
         _do(sandbox, ["sh", "-c", _BEGIN + prepare], on_output, None, env=plain)
-        _do(sandbox, argv, on_output, timeout_s)
+        name = "" if "run" in key else f"pip install {shlex.join(key['pip'])}"
+        _do(sandbox, argv, on_output, timeout_s, name)
         _do(sandbox, ["sh", "-c", f"set -e\n{finish}"], on_output, None, env=plain)
         _export(sandbox, path, (sandbox.spec.limits.disk_bytes or _GIB) * 2)
 
@@ -191,15 +200,24 @@ def _do(
     argv: Sequence[str],
     on_output: OnOutput | None,
     timeout_s: float | None,
+    name: str = "",
     **more: Any,
 ) -> None:
     result = sandbox.exec(
         argv, timeout_s=timeout_s, on_stdout=on_output, on_stderr=on_output, **more
     )
     if not result.ok:
-        said = (result.stdout_text + result.stderr_text)[-_SHOWN:]
-        how = "took too long" if result.timed_out else f"ended with {result.exit_code}"
-        raise ExecError(f"step {list(argv)!r} {how}: {said}", hint="the template was not saved")
+        raise failed(name or argv, result)
+
+
+def failed(command: str | Sequence[StrPath], result: ExecResult) -> ExecError:
+    """Return the error of a step: the command and the end of what it printed."""
+    line = command if isinstance(command, str) else shlex.join(os.fspath(each) for each in command)
+    how = "took too long" if result.timed_out else f"ended with exit code {result.exit_code}"
+    said = (result.stderr_text.strip() or result.stdout_text.strip())[-_SHOWN:]
+    what = f"step `{textwrap.shorten(line, _SHOWN // 2, placeholder=' ...')}` {how}"
+    what += f": {said}" if said else ", and printed nothing"
+    return ExecError(what, hint="the template was not saved; change the step and build again")
 
 
 def _export(sandbox: Sandbox, path: str, most_bytes: int) -> None:

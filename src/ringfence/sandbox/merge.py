@@ -33,10 +33,14 @@ def merge(
     home = branch._home or backend_named(branch.session.backend)
     snapshot_id = str(getattr(base, "id", base))
     before = merging.before(home.restore, branch._inner.spec, snapshot_id, directory)
+    if into is branch:
+        merging.refuse_itself()
     if isinstance(into, Sandbox):
         return merging.into_sandbox(
             before, theirs, into._inner.files, directory, prefer=prefer, dry_run=dry_run
         )
     if not isinstance(into, str) and not hasattr(into, "__fspath__"):
         raise InvalidRequest("must be a Sandbox or a directory of this host", field="into")
-    return merging.into_host(before, theirs, str(into), branch.spec, prefer=prefer, dry_run=dry_run)
+    return merging.into_host(
+        before, theirs, str(into), branch.spec, directory, prefer=prefer, dry_run=dry_run
+    )

@@ -392,6 +392,9 @@ class Sandbox:
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]
     ) -> Execution:
         """Run a cell in the default context, which begins with the first one; see `Context.run`."""
+        from ..contexts.context import check_options
+
+        check_options(options)
         return self._its_contexts.default(language).run(code, **options)
 
     @property
@@ -643,6 +646,11 @@ class Sandbox:
     def _check_mark(self, mark: Mark | None) -> None:
         if mark is None:
             return
+        from .marks import Mark
+
+        if not isinstance(mark, Mark):
+            what = f"must be a Mark, not {type(mark).__name__}"
+            raise InvalidRequest(what, field="mark", hint="as sandbox.mark() returns it")
         if mark.sandbox_id != self.id:
             raise InvalidRequest("is of another sandbox", field="mark")
         mark.check()

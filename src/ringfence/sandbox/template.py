@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 from ..environments.apply import store_of
-from ..errors import ExecError, FileNotFound, InvalidRequest, Unsupported
+from ..errors import FileNotFound, InvalidRequest, Unsupported
+from ..images.reference import Reference
 from ..images.store import ImageStore
 from ..images.unpack import Layer
 from ..model.base import checks
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..model.parts import SandboxParts
 
 _PIECE = 1 << 20
-_SHOWN = 2000  # characters of a failed step's output
 _OF_NO_EFFECT = ("limits", "timeout_s", "ttl_s", "id", "labels", "backend", "server", "tier")
 
 OnOutput = Callable[[bytes], None]
@@ -122,9 +122,7 @@ class Template:
                 argv, timeout_s=timeout_s, on_stdout=on_output, on_stderr=on_output
             )
             if not result.ok:
-                said = (result.stdout_text + result.stderr_text)[-_SHOWN:]
-                how = "took too long" if result.timed_out else f"ended with {result.exit_code}"
-                raise ExecError(f"step {argv!r} {how}: {said}", hint="the template was not saved")
+                raise host_steps.failed(command, result)
 
         whole: dict[str, Any] = {"network": "none", **options}
         if not self.image and timeout_s is not None:
@@ -185,6 +183,13 @@ class Template:
             ImageNotFound: What it starts from is not on this machine.
             ExecError: A step failed; what steps before it made is kept for the next time.
         """
+        if name is not None:
+            reference = checks.text(name, "name", empty=False)
+            try:
+                Reference.parse(reference)
+            except InvalidRequest as exc:
+                hint = "as tools, team/tools or tools:2, in lower case"
+                raise InvalidRequest(f"{name!r} is not a name", field="name", hint=hint) from exc
         store = store or (ImageStore() if self.image else store_of())
         image = store.find(self.image) if self.image else store.scratch(host_steps.base())
         changes = dict[str, Any]()
@@ -206,6 +211,13 @@ class Template:
             store.remember_step(image.id, image)
             return image
         return store.name(image, name)
+
+    if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __getattr__(self, name: str) -> object:
+            from ..model.mistakes import no_attribute
+
+            raise no_attribute(self, name)
 
     def _needs_image(self, what: str) -> None:
         if not self.image:

@@ -104,6 +104,8 @@ def merge(
 ) -> Merged:
     """See `SessionManager.merge`."""
     directory = merging.check(path, prefer)
+    if target is branch:
+        merging.refuse_itself()
     if snapshots.need(manager, base, client_id).backend != branch.backend:
         raise InvalidRequest(
             "that snapshot is of another backend",

@@ -133,6 +133,9 @@ class SessionManager:
         )
         self.ended = EndedSandboxes()
         self.slots = Slots(config.max_sandboxes, config.max_waiting, config.wait_s)
+        if isinstance(backends, str):
+            hint = f'as ["{backends}"]'
+            raise InvalidRequest("must be a list, not str", field="backends", hint=hint)
         self.maker = Maker(self._by_name(backends), self.store, self.slots, self.clock)
         self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
         self.reaper: Reaper = Reaper(self, self.clock)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from ...errors import InvalidRequest
+from ...errors import ExecNotFound, InvalidRequest
 from ...model.base.checks import parse_duration
 from .. import tables
 from . import attached, remote
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _HEADS = ("CONTEXT", "LANGUAGE")
 _PYTHON = "python"
+_ACTS = ("list", "close", "interrupt")  # in place of running code
 
 
 def code(argv: Sequence[str]) -> int:
@@ -27,31 +29,55 @@ def code(argv: Sequence[str]) -> int:
     given, words, after = remote.read(CODE, argv)
     words += after
     remote.no_more(words, 2)
+    _refuse_together(given, has_code=len(words) > 1)
     with remote.client_of(given) as client:
         sandbox = remote.sandbox_of(client, remote.word(words, "SANDBOX", CODE))
         if "list" in given:
             _list(sandbox, given)
             return 0
         if "close" in given:
-            sandbox.context(id=_id(given)).close()
+            _named(sandbox, given).close()
             return 0
         if "interrupt" in given:
-            sandbox.context(id=_id(given)).interrupt()
+            _named(sandbox, given).interrupt()
             return 0
         text = words[1] if len(words) > 1 else sys.stdin.read()
-        return _run(_context(sandbox, given), text, given, may_ask=len(words) > 1)
+        code = _run(_context(sandbox, given), text, given, may_ask=len(words) > 1)
+        if code and len(words) > 1 and os.path.isfile(text):
+            _write(
+                sys.stderr,
+                f"ringfence: did you mean the file? ringfence code {words[0]} < {text}\n",
+            )
+        return code
 
 
-def _id(given: dict[str, Any]) -> str:
+def _refuse_together(given: dict[str, Any], *, has_code: bool) -> None:
+    """Refuse options of which one would be without effect."""
+    acts = [name for name in _ACTS if name in given]
+    others = [*acts[1:], *(["CODE"] if has_code else [])] if acts else []
+    if "context" in given:
+        others += [name for name in ("new", "language") if name in given]
+    if others:
+        with_what = f"--{acts[0]}" if acts else "--context"
+        other = others[0] if others[0] == "CODE" else f"--{others[0]}"
+        hint = f"remove {other} or {with_what}"
+        raise InvalidRequest(f"has no effect with {with_what}", field=others[0], hint=hint)
+
+
+def _named(sandbox: RemoteSandbox, given: dict[str, Any]) -> Context:
+    hint = "list contexts with --list"
     if "context" not in given:
-        raise InvalidRequest("missing", field="context", hint="list contexts with --list")
-    return str(given["context"])
+        raise InvalidRequest("is missing", field="context", hint=hint)
+    try:
+        return sandbox.context(id=given["context"])
+    except ExecNotFound:
+        raise ExecNotFound(f"no context {given['context']!r}", hint=hint) from None
 
 
 def _context(sandbox: RemoteSandbox, given: dict[str, Any]) -> Context:
     """Find the context that the options name, or begin one; it stays."""
     if "context" in given:
-        return sandbox.context(id=given["context"])
+        return _named(sandbox, given)
     language = given.get("language", _PYTHON)
     known = [] if "new" in given else [sandbox.context(id=each) for each in sandbox.contexts()]
     found = next((each for each in known if each.language == language), None)
@@ -59,7 +85,10 @@ def _context(sandbox: RemoteSandbox, given: dict[str, Any]) -> Context:
 
 
 def _run(context: Context, text: str, given: dict[str, Any], *, may_ask: bool) -> int:
-    timeout_s = parse_duration(given["timeout"], "timeout_s") if "timeout" in given else None
+    from ...contexts.context import check_cell
+
+    timeout_s = parse_duration(given["timeout"], "timeout") if "timeout" in given else None
+    check_cell(text, timeout_s, "timeout")
     if "json" in given:
         execution = context.run(text, timeout_s=timeout_s)
         remote.print_json({"context": context.id, **execution.to_json()})

@@ -62,6 +62,9 @@ def sandbox_of(client: Client, word: str) -> RemoteSandbox:
         return client.get(word)
     except (SandboxNotFound, InvalidRequest) as exc:
         named = client.list(name=word) if word else []
+        if not named and word.startswith("snap-"):
+            hint = f"`ringfence create --snapshot {word}` makes a sandbox from it"
+            raise InvalidRequest(f"{word} is a snapshot", field="SANDBOX", hint=hint) from None
         if not named:
             raise exc from None
     if len(named) > 1:

@@ -98,6 +98,9 @@ def _bounds(given: dict[str, Any]) -> dict[str, Any]:
     """The end and the bounds of a new key, as far as they were given."""
     bounds: dict[str, Any] = {}
     if "expires" in given:
+        if given["expires"].strip()[-1:].isdigit():
+            what = f"{given['expires']!r} has no unit"  # seconds are hardly ever meant
+            raise InvalidRequest(what, field="expires", hint="as 30d, 12h or 3600s")
         bounds["expires_in_s"] = parse_duration(given["expires"], "expires")
     for name in ("max-sandboxes", "max-requests"):
         if name in given:

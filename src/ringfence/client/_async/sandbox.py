@@ -183,6 +183,9 @@ class AsyncRemoteSandbox:
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]
     ) -> Execution:
         """Run a cell in the default context of this object; see `Sandbox.run_code`."""
+        from ...contexts.context import check_options
+
+        check_options(options)
         context = await default_context(self, language)
         return await context.run(code, **options)
 
@@ -426,7 +429,7 @@ class AsyncRemoteSandbox:
             before = partial(pack_snapshot, self._transport.blocking, base_id, directory)
             theirs = partial(pack_tree, self._transport.blocking, f"{self._at}/files", directory)
             merge = partial(merging.into_host, prefer=prefer, dry_run=dry_run)
-            return await blocking(merge, before, theirs, str(into), self.spec)
+            return await blocking(merge, before, theirs, str(into), self.spec, directory)
         if not hasattr(into, "id"):
             raise InvalidRequest("must be a sandbox or a directory of this host", field="into")
         body = {"into": into.id, "base": base_id, "path": directory, "dry_run": dry_run}

@@ -184,6 +184,9 @@ class RemoteSandbox:
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]
     ) -> Execution:
         """Run a cell in the default context of this object; see `Sandbox.run_code`."""
+        from ...contexts.context import check_options
+
+        check_options(options)
         context = default_context(self, language)
         return context.run(code, **options)
 
@@ -425,7 +428,7 @@ class RemoteSandbox:
             before = partial(pack_snapshot, self._transport.blocking, base_id, directory)
             theirs = partial(pack_tree, self._transport.blocking, f"{self._at}/files", directory)
             merge = partial(merging.into_host, prefer=prefer, dry_run=dry_run)
-            return blocking(merge, before, theirs, str(into), self.spec)
+            return blocking(merge, before, theirs, str(into), self.spec, directory)
         if not hasattr(into, "id"):
             raise InvalidRequest("must be a sandbox or a directory of this host", field="into")
         body = {"into": into.id, "base": base_id, "path": directory, "dry_run": dry_run}

@@ -316,7 +316,7 @@ _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_4
 
 def parse_size(text: str, field: str = "size") -> int:
     """Bytes in `256m`, `1g`, `1.5GiB` or `4096`; units are powers of 1024."""
-    digits, unit = _split_unit(text, field)
+    digits, unit = _split_unit(text, field, "as 64k, 256m or 1g")
     if unit not in _SIZE_UNITS:
         refuse(field, f"{text!r} is not a size", "as 4096, 64k, 256m or 1g")
     # Whole numbers stay exact; a float would round sizes above 2**53.
@@ -327,7 +327,7 @@ def parse_size(text: str, field: str = "size") -> int:
 
 def parse_duration(text: str, field: str = "duration") -> float:
     """Seconds in `5s`, `500ms`, `1m`, `2h` or `1.5`."""
-    digits, unit = _split_unit(text, field)
+    digits, unit = _split_unit(text, field, "as 500ms, 5s or 1m")
     if unit not in _TIME_UNITS:
         refuse(field, f"{text!r} is not a duration", "as 1.5, 500ms, 5s, 1m or 2h")
     if unit == "ms":
@@ -335,13 +335,12 @@ def parse_duration(text: str, field: str = "duration") -> float:
     return float(digits) * _TIME_UNITS[unit]
 
 
-def _split_unit(quantity: str, field: str) -> tuple[str, str]:
+def _split_unit(quantity: str, field: str, hint: str) -> tuple[str, str]:
     """The leading plain decimal number of `quantity`, and the lower-cased rest."""
     given = text(quantity, field).strip().lower()
     digits = given.rstrip("abcdefghijklmnopqrstuvwxyz ")
     whole, dot, fraction = digits.partition(".")
     parts = (whole, fraction) if dot else (whole,)
     if len(digits) > 30 or not all(part.isascii() and part.isdigit() for part in parts):
-        hint = "as 500ms, 5s or 1m" if field.endswith("_s") else "as 64k, 256m or 1g"
         refuse(field, f"{quantity!r} does not start with a plain number", hint)
     return digits, given[len(digits) :].strip()

@@ -35,7 +35,8 @@ def check_id(value: object, field: str = "id") -> str:
         InvalidRequest: Empty, too long, or anything that could be read as a path or an option.
     """
     if not isinstance(value, str):
-        checks.refuse(field, f"must be a string, not {type(value).__name__}")
+        hint = "give its id: .id" if hasattr(value, "id") else ""
+        checks.refuse(field, f"must be a string, not {type(value).__name__}", hint)
     given = value.strip()
     if not given:
         checks.refuse(field, "must not be empty")
