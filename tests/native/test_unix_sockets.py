@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Limits, Mount, Sandbox
+from ringfence import Limits, Mount, Sandbox, SandboxLost
 from ringfence.backends.local.host.facts import host as local_host
 from ringfence.backends.native import connecting
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.model.mount import READ_WRITE
 from tests.features import require
 from tests.native.conftest import MakeSandbox
+from tests.native.outside import init_pid
 
 
 @pytest.fixture(autouse=True)
@@ -371,3 +374,52 @@ def test_a_thousand_that_wait_are_in_nobodys_way(make: MakeSandbox, private_dir:
     finally:
         crowd.kill()
     assert "after" == sandbox.shell("echo after").stdout_text.strip()
+
+
+# Connects, when told to, to a socket of its own and to the host's; prints how that went.
+_ASKS = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind("/tmp/own"); server.listen(9)
+print("ready", flush=True)
+while sys.stdin.readline():
+    print("asking", flush=True)
+    made = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    print(*(each.connect_ex(name) for each, name in zip(made, ("/tmp/own", "/data/s"))), flush=True)
+"""
+
+
+def test_a_stopped_pid_1_lets_callers_wait_and_a_killed_one_ends_them(
+    make: MakeSandbox, host: socket.socket, private_dir: Path
+) -> None:
+    sandbox = make(mounts=[Mount("/data", str(private_dir), READ_WRITE)])
+    host.setblocking(False)
+    pidfd = os.pidfd_open(init_pid(sandbox))
+    try:
+        process = sandbox.start(["python3", "-c", _ASKS], stream_stdin=True, timeout_s=120)
+        output = iter(process.stdout)
+        seen = b""
+
+        def see(text: bytes) -> None:
+            nonlocal seen
+            while text not in seen:
+                seen += next(output)
+            seen = b""
+
+        see(b"ready\n")
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        process.stdin.write(b"\n")
+        see(b"asking\n")
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        see(f"0 {errno.EACCES}\n".encode())
+
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        process.stdin.write(b"\n")
+        see(b"asking\n")
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            process.wait(60)
+        with pytest.raises(BlockingIOError):
+            host.accept()
+    finally:
+        os.close(pidfd)
