@@ -361,7 +361,7 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("cell output", lambda box: box.run_code("1").output, "'output'", "stdout"),
     ("cell ok", lambda box: box.run_code("1").ok, "'ok'", "error"),
     ("diff", lambda box: box.diff(), "'diff'", "changes()"),
-    ("restore", lambda box: R.Sandbox.restore(box), "Sandbox", ".id"),
+    ("restore", R.Sandbox.restore, "Sandbox", ".id"),
     ("returncode", lambda box: box.exec(["true"]).returncode, "'returncode'", "exit_code"),
     ("read", lambda box: box.files.read("nope.txt"), "nope.txt", "files.list"),
     ("write", lambda box: box.files.write("a.txt", 3), "int", 'b"..."'),
@@ -480,7 +480,7 @@ BODIES: list[tuple[str, object, str, str]] = [
 ON_SERVER: list[tuple[str, str, str]] = [
     ("code", "SANDBOX", "ringfence code"),
     ("code nope x", "'nope'", "ringfence list"),
-    ("code {id} --language ruby x", "'ruby'", "python or bash"),
+    ("code {id} --language ruby x", "'ruby'", "python, bash or node"),
     ("code {id} --context nope x", "no context 'nope'", "--list"),
     ("code {id} --interrupt", "--context", "--list"),
     ("code {id} --close", "--context", "--list"),

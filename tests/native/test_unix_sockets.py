@@ -406,6 +406,7 @@ def test_a_stopped_pid_1_lets_callers_wait_and_a_killed_one_ends_them(
                 seen += next(output)
             seen = b""
 
+        assert process.stdin is not None
         see(b"ready\n")
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         process.stdin.write(b"\n")
