@@ -237,7 +237,10 @@ def test_no_path_parameter_is_ever_a_path(daemon: Daemon, sandboxes: Sandboxes) 
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(
+    "mode",
+    [GenerationMode.POSITIVE, pytest.param(GenerationMode.NEGATIVE, marks=pytest.mark.full)],
+)
 def test_whatever_is_sent(
     operation: Any,
     mode: GenerationMode,

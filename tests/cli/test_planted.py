@@ -51,7 +51,9 @@ def _ringfence(hostile: Path, python: list[str], *arguments: str) -> tuple[int, 
     return run.returncode, sorted(path.name for path in hostile.glob("loaded-*"))
 
 
-@pytest.mark.parametrize("command", [["run", "--", "true"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [["run", "--", "true"], pytest.param(["doctor"], marks=pytest.mark.full)]
+)
 def test_nothing_of_the_current_directory_is_loaded(hostile: Path, command: list[str]) -> None:
     # As the installed command: the first entry of the path is not the current directory.
     script = "import sys; sys.path[:1] = []; from ringfence.cli.main import main; sys.exit(main())"

@@ -79,7 +79,7 @@ def test_a_reader_that_is_gone_ends_it_as_a_shell_says() -> None:
 
 
 def test_a_flood_costs_no_memory() -> None:
-    with start("--", "head", "-c", str(2 << 30), "/dev/zero", stdout=subprocess.DEVNULL) as process:
+    with start("--", "head", "-c", str(1 << 29), "/dev/zero", stdout=subprocess.DEVNULL) as process:
         peak = 0
         while process.poll() is None:
             peak = max(peak, _resident_bytes(process.pid))

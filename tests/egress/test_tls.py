@@ -227,6 +227,7 @@ def bent_hellos(draw: st.DrawFn) -> bytes:
     return records(bytes(data), draw(st.sampled_from([1 << 14, 400, 100, 60])))
 
 
+@pytest.mark.full
 @settings(
     max_examples=300,
     deadline=None,

@@ -164,6 +164,7 @@ def test_a_program_and_its_variable(
     assert server.requests, (without, with_it)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["curl", "git", "python", "requests", "httpx", "pip", "node", "npm"]
 )
@@ -181,6 +182,7 @@ def test_all_variables_together(name: str, server: Server, tmp_path: Path) -> No
     assert server.requests, said
 
 
+@pytest.mark.full
 def test_java(server: Server, tmp_path: Path) -> None:
     require("java")
     planned = plan_trust(AUTHORITY.certificate, THIS_HOSTS, trust.JAVA_STORES[:1])

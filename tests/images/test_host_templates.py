@@ -108,6 +108,7 @@ def test_pip_works_without_a_template_and_without_an_option(wheels: Path) -> Non
         assert refused.stdout_text.endswith("installed\n") or "externally" in refused.stdout_text
 
 
+@pytest.mark.full
 def test_steps_are_layers(first: Template, tmp_path: Path, wheels: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "table").write_text("1,2")

@@ -635,6 +635,7 @@ sandbox.terminate()
 """
 
 
+@pytest.mark.full
 def test_very_many_files_do_not_fill_the_callers_memory(yard: Yard) -> None:
     with Caller(_MANY_FILES, yard.directory) as caller:
         count, grown_kib = caller.hear(60)

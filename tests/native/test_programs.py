@@ -155,6 +155,7 @@ def _digest(text: str) -> str:
     return "sha256=" + base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
+@pytest.mark.full
 def test_venv_and_pip_install(place: Sandbox, tmp_path: Path) -> None:
     if not place.exec(["python3", "-c", "import ensurepip, venv"]).ok:
         pytest.skip("this machine's Python has no venv module")

@@ -149,6 +149,7 @@ def test_those_who_share_it_see_nothing_of_one_another(
     assert before == sorted((path, path.lstat().st_ctime_ns) for path in tree.rglob("*"))
 
 
+@pytest.mark.full
 def test_twenty_generations_removed_in_any_order(backend: NativeBackend, state_dir: Path) -> None:
     chain: list[Snapshot] = []
     for number in range(20):
@@ -334,6 +335,7 @@ def test_what_is_below_the_host_is_never_reached(backend: NativeBackend) -> None
 _WRITE_BY_MAP = "import mmap; f = open('a/b/c/file', 'r+b'); mmap.mmap(f.fileno(), 2)[:1] = b'9'"
 
 
+@pytest.mark.full
 def test_every_kind_of_change_deep_below_is_saved(backend: NativeBackend) -> None:
     """Directories that are as they were are passed over: a change must show in all those above it."""
     changes = {

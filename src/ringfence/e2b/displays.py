@@ -1,4 +1,4 @@
-"""What E2B's Python shows beyond ours. Runs inside the sandbox, as a hidden cell of each context.
+"""Displays that E2B's Python has beyond ours. Runs inside the sandbox, as a hidden cell of each context.
 
 Modules are changed when the program imports them: to import them here would cost each context a second.
 """

@@ -140,6 +140,7 @@ def test_a_restored_sandbox_has_the_names_of_its_own_network(
             Sandbox.delete_snapshot(snapshot.id)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has("git"), reason="needs git")
 def test_git_clones_here(world: World, tmp_path: Path) -> None:
     url = "https://git.test/lab.git"

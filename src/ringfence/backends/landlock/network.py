@@ -55,7 +55,7 @@ class Loopback:
         raise ResourceExhausted("no free loopback address was found for the sandbox")
 
     def network(self, unix: list[str]) -> Network:
-        """What the agent is told: no way out as yet.
+        """Return what the agent is told: no way out as yet.
 
         Args:
             unix: Directories whose Unix sockets programs may connect to by path.
