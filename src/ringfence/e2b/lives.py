@@ -9,7 +9,7 @@ from ..backends.optional import BootIdentity
 from ..errors import LifecycleError, RingfenceError
 from ..model.acquire import AcquireOptions
 from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
-from ..model.spec import SandboxSpec
+from ..model.spec import LIGHT, STRONG, SandboxSpec
 from ..sessions import snapshots
 from ..sessions.catalogue.records import map_text
 from .notes import Notes, client_metadata, notes_of
@@ -42,6 +42,9 @@ def create(
 ) -> Live:
     """Create a sandbox that ends, or is paused, `timeout_s` from now, used or not."""
     spec = replace(spec, id=None, ttl_s=max(_SHORTEST_S, timeout_s))
+    tiers = [tier for each in service.manager.maker.backends.values() for tier in each.tiers]
+    if spec.tier == LIGHT and LIGHT not in tiers and STRONG in tiers:
+        spec = replace(spec, tier=STRONG)  # E2B's clients name none: the server's backend decides
     judge, most = service.permissions.judge, service.permissions.most.limits.idle_timeout_s
     unused_s = None if caller.is_admin else most
     timeouts = SessionTimeouts(

@@ -50,7 +50,9 @@ async def carry(
                 answer = await ask(inside, port, *asked, service.share, receive, withheld=_WITHHELD)
     except ConnectError as exc:
         message = "The sandbox is running but port is not open"
-        raise ApiError(502, message, sandboxId=live.sandbox_id, port=port) from exc
+        # E2B's proxy names a sandbox by what comes before the first hyphen, and clients compare that.
+        name = live.sandbox_id.partition("-")[0]
+        raise ApiError(502, message, sandboxId=name, port=port) from exc
     if scope["type"] == "http":
         response = BreakableResponse(_watched(service, live, answer), answer.status)
         response.raw_headers = answer.fields
