@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import socket
 import threading
 import time
 
@@ -57,6 +58,13 @@ def test_a_command_tells_start_output_and_end(box: Box) -> None:
     end = messages[-2]["event"]["end"]
     assert (3, True, "exit status 3") == (end["exitCode"], end["exited"], end["status"])
     assert {} == messages[-1]
+
+
+def test_pids_are_those_inside(box: Box) -> None:
+    (started, *_rest) = messages = box.run("echo $$; cut -d' ' -f4 /proc/self/stat; sleep 0.2")
+    pid = started["event"]["start"]["pid"]
+
+    assert f"{pid}\n{pid}\n" == _text(messages)
 
 
 def test_the_deadline_is_the_servers(box: Box) -> None:
@@ -123,6 +131,32 @@ def test_files_are_written_read_and_described(box: Box) -> None:
     assert (409, "already_exists") == (again.status_code, again.json()["code"])
     for _ in range(2):
         assert 200 == box.rpc("/filesystem.Filesystem/Remove", {"path": "deep"}).status_code
+
+
+def test_an_upload_that_breaks_off_leaves_no_half_file(box: Box) -> None:
+    path = "/home/user/broken"
+    box.call("POST", f"/files?path={path}", content=b"before")
+    for size in (1000, 3 << 20):
+        with socket.create_connection(
+            (box.http.base_url.host, box.http.base_url.port or 0)
+        ) as sock:
+            head = [
+                f"POST /files?path={path} HTTP/1.1",
+                "Host: 127.0.0.1",
+                "Content-Length: 9999999",
+            ]
+            head += [f"{name}: {value}" for name, value in box.headers.items()]
+            sock.sendall("\r\n".join([*head, "", ""]).encode() + bytes(size))
+            until = time.monotonic() + 20
+            while size > 1 << 20 and box.call("GET", f"/files?path={path}").content == b"before":
+                assert time.monotonic() < until
+        until = time.monotonic() + 20
+        while box.call("GET", f"/files?path={path}").content not in (b"before", b""):
+            gone = box.call("GET", f"/files?path={path}")
+            if gone.status_code == 404:
+                break
+            assert time.monotonic() < until, "a part of the upload is there"
+    assert 404 == box.call("GET", f"/files?path={path}").status_code
 
 
 def test_bodies_are_compressed_both_ways(box: Box) -> None:

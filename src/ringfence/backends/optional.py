@@ -259,6 +259,10 @@ class DrivenExec:
     splice_pipe: tuple[int, int] | None = None
     asks_to_resize: bool = False
 
+    def pid(self) -> int | None:
+        """Return the number that its first process has inside; None once it has ended, or if none is known."""
+        return None
+
     @property
     def paused(self) -> bool:
         """True while the exec is suspended with its sandbox, timeout included."""

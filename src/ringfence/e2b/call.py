@@ -44,6 +44,7 @@ class Shared:
 
     Attributes:
         tags: Tag and environment of each exec that runs, as its client named them.
+        pids: Number inside of each exec that runs and was asked for it.
         ahead_s: How far the wall clock is ahead of the one that deadlines are counted by.
     """
 
@@ -52,6 +53,7 @@ class Shared:
         self.tokens = Tokens(service.manager.store.directory)
         self.watchers, self.meter = Watchers(service), Meter(service)
         self.tags: dict[str, tuple[str, dict[str, str]]] = {}
+        self.pids: dict[str, int] = {}
         self.ahead_s = service.manager.clock.ahead_s
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

@@ -9,13 +9,13 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from ..api.routes import files as our_files
 from ..api.thread_pools import COPIES
-from ..errors import FileError, FileNotFound, IsADirectory, NotADirectory
+from ..errors import FileError, FileNotFound, IsADirectory, NotADirectory, RingfenceError
 from ..model.files import DIRECTORY
 from . import filesystem, metadata, multipart, processes
 from .call import ApiError, Call, Route
@@ -82,7 +82,6 @@ async def upload(call: Call) -> Response:
         raise ApiError(400, "the query has no path")
     writing = _Writing(call, _path(call), notes)
     try:
-        await writing.begin()
         async for data in call.stream():
             await writing.add(data)
         return JSONResponse([await writing.done()])
@@ -114,7 +113,6 @@ async def _write_parts(
             if given and written:
                 raise ApiError(400, "several files were sent for one path")
             writing = _Writing(call, absolute(path), notes)
-            await writing.begin()
         if writing is not None:
             written.append(await writing.done())
     except BaseException:
@@ -127,7 +125,11 @@ async def _write_parts(
 
 
 class _Writing:
-    """A file that is being written in place, as E2B does: who watches it sees it so."""
+    """A file that is being written in place, as E2B does: who watches it sees it so.
+
+    It is opened with the first megabyte or at the end, so a short upload that breaks off changes nothing. What
+    a long one has written by then is removed.
+    """
 
     def __init__(self, call: Call, path: str, notes: dict[str, str]) -> None:
         self._call, self._path, self._notes = call, path, notes
@@ -135,7 +137,7 @@ class _Writing:
         self._waiting: list[bytes] = []
         self._size = 0
 
-    async def begin(self) -> None:
+    async def _begin(self) -> BinaryIO:
         files, path = self._call.inside.sandbox.files, self._path
 
         def start() -> BinaryIO:
@@ -148,7 +150,8 @@ class _Writing:
             return file
 
         try:
-            self._file = await self._call.call(start)
+            self._file = file = await self._call.call(start)
+            return cast(BinaryIO, file)
         except IsADirectory as exc:
             raise ApiError(400, f"path '{path}' is a directory") from exc
         except FileError as exc:
@@ -162,8 +165,7 @@ class _Writing:
 
     async def _flush(self) -> None:
         data, self._waiting, self._size = b"".join(self._waiting), [], 0
-        file = self._file
-        assert file is not None  # `begin` comes first
+        file = self._file or await self._begin()
 
         def write() -> None:
             file.write(data)
@@ -179,14 +181,24 @@ class _Writing:
         await self._flush()
         file = self._file
         assert file is not None
-        await self._call.call(metadata.put, file, self._notes)
+        inner = self._call.inside.inner.files
+        await self._call.call(metadata.put, inner, self._path, file, self._notes)
         await self._call.call(file.close)
         form = {"name": posixpath.basename(self._path), "type": "file", "path": self._path}
         return {**form, "metadata": self._notes} if self._notes else form
 
     def abandon(self) -> None:
-        if self._file is not None:
-            self._call.service.thread_pools.later(self._file.close)
+        file, files = self._file, self._call.inside.sandbox.files
+        if file is None:
+            return
+
+        def remove() -> None:
+            with suppress(OSError, RingfenceError):
+                file.close()
+            with suppress(RingfenceError):
+                files.remove(self._path)
+
+        self._call.service.thread_pools.later(remove)
 
 
 def _settle_mode(file: BinaryIO) -> None:

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..errors import FileError, FileExists, FileNotFound, NotADirectory
-from ..model.files import DIRECTORY
+from ..model.files import DIRECTORY, FileInfo
 from ..sandbox.files import Files
 from .call import Call
 from .codec import RpcError, field
-from .paths import absolute, entry
+from .paths import absolute, entries
 from .rpc import deadline_s, ping_s, server_stream, unary, user_of
 from .watchers import Watch
 
@@ -36,7 +36,7 @@ async def stat(call: Call, form: dict[str, Any]) -> dict[str, Any]:
 
     def look() -> dict[str, Any]:
         try:
-            return entry(files, files.stat(path))
+            return _entry(call, files.stat(path))
         except (FileNotFound, NotADirectory) as exc:
             raise _missing(path) from exc
 
@@ -49,13 +49,22 @@ async def list_dir(call: Call, form: dict[str, Any]) -> bytes:
     files = call.inside.sandbox.files
     if depth < 0:
         raise RpcError("invalid_argument", "depth should be at least 1")
-    found: bytes = await call.call(_entries, files, path, depth)
+
+    def answer() -> bytes:
+        # As JSON, made beside the event loop, entry by entry: all at once would hold it.
+        found = entries(files, call.inside.inner.files, _below(files, path, depth))
+        return f'{{"entries":[{",".join(map(json.dumps, found))}]}}'.encode()
+
+    found: bytes = await call.call(answer)
     return found
 
 
-def _entries(files: Files, path: str, depth: int) -> bytes:
-    """The answer as JSON, made here entry by entry: the event loop would be held by all at once."""
-    found: list[str] = []
+def _entry(call: Call, info: FileInfo) -> dict[str, Any]:
+    return entries(call.inside.sandbox.files, call.inside.inner.files, [info])[0]
+
+
+def _below(files: Files, path: str, depth: int) -> list[FileInfo]:
+    found: list[FileInfo] = []
     room = _MOST_PATHS
 
     def add(directory: str, left: int) -> None:
@@ -65,7 +74,7 @@ def _entries(files: Files, path: str, depth: int) -> bytes:
             if len(found) >= _MOST_ENTRIES or room < 0:
                 what = f"over {_MOST_ENTRIES} entries, or {_MOST_PATHS} characters in their paths"
                 raise RpcError("resource_exhausted", f"there are {what}")
-            found.append(json.dumps(entry(files, info)))
+            found.append(info)
             if left > 1 and info.kind == DIRECTORY:
                 add(info.path, left - 1)
 
@@ -75,7 +84,7 @@ def _entries(files: Files, path: str, depth: int) -> bytes:
         raise _missing(path) from exc
     except NotADirectory as exc:
         raise RpcError("invalid_argument", f"path is not a directory: {path}") from exc
-    return f'{{"entries":[{",".join(found)}]}}'.encode()
+    return found
 
 
 async def make_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +103,7 @@ async def make_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
         except (FileExists, NotADirectory) as exc:
             why = f"path already exists but it is not a directory: {path}"
             raise RpcError("invalid_argument", why) from exc
-        return entry(files, files.stat(path))
+        return _entry(call, files.stat(path))
 
     return {"entry": await call.call(make)}
 
@@ -109,7 +118,7 @@ async def move(call: Call, form: dict[str, Any]) -> dict[str, Any]:
             raise _missing(source)
         files.make_dir(posixpath.dirname(target), parents=True)
         files.move(source, target)
-        return entry(files, files.stat(target))
+        return _entry(call, files.stat(target))
 
     return {"entry": await call.call(rename)}
 

@@ -13,6 +13,12 @@ from . import metadata
 from .codec import timestamp
 from .settings import HOME, USER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..backends.protocol import BackendFiles
+
 _TYPES = {FILE: "FILE_TYPE_FILE", DIRECTORY: "FILE_TYPE_DIRECTORY", SYMLINK: "FILE_TYPE_SYMLINK"}
 _BITS = {DIRECTORY: "d", SYMLINK: "L"}
 
@@ -24,8 +30,14 @@ def absolute(path: str) -> str:
     return posixpath.normpath(path if path.startswith("/") else f"{HOME}/{path}")
 
 
-def entry(files: Files, info: FileInfo) -> dict[str, Any]:
-    """Describe a file as E2B's filesystem service does. Asks once more for a symlink."""
+def entries(files: Files, inner: BackendFiles, infos: Sequence[FileInfo]) -> list[dict[str, Any]]:
+    """Describe files as E2B's filesystem service does."""
+    known = metadata.read(inner, [info.path for info in infos if info.kind == FILE])
+    return [_entry(files, info, known.get(info.path)) for info in infos]
+
+
+def _entry(files: Files, info: FileInfo, notes: dict[str, str] | None) -> dict[str, Any]:
+    """Describe one. Asks once more for a symlink."""
     kind, more = info.kind, {}
     if info.kind == SYMLINK:
         try:
@@ -34,7 +46,6 @@ def entry(files: Files, info: FileInfo) -> dict[str, Any]:
         except FileError:
             parent = posixpath.dirname(info.path)
             more = {"symlinkTarget": posixpath.normpath(f"{parent}/{info.link_target}")}
-    notes = metadata.at(files, info.path) if info.kind == FILE else {}
     bits = stat.filemode(info.mode)[1:]
     return {
         "name": info.name,

@@ -39,13 +39,24 @@ def pid_of(exec_id: str) -> int:
     return _FIRST_PID + zlib.crc32(exec_id.encode()) % (1 << 30)
 
 
+async def _number(call: Call, run: Run) -> int:
+    """The pid of a process inside; where it cannot be had, a number that follows from the exec."""
+    known = call.shared.pids.get(run.id)
+    if known is None:
+        known = await call.call(run.pid) or pid_of(run.id)
+        if not run.done.done():
+            call.shared.pids[run.id] = known
+            run.at_end(lambda: _forget(call.shared.pids, run.id))
+    return known
+
+
 def environment(call: Call) -> dict[str, str]:
     """Variables that tell a program inside where it is."""
     found = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": call.inside.sandbox_id}
     return {**found, "E2B_TEMPLATE_ID": call.notes.template}
 
 
-def _find(call: Call, form: dict[str, Any]) -> Run:
+async def _find(call: Call, form: dict[str, Any]) -> Run:
     """Find the exec that a selector means, which runs.
 
     Raises:
@@ -55,7 +66,7 @@ def _find(call: Call, form: dict[str, Any]) -> Run:
     pid, tag = field(selector, "pid", int), field(selector, "tag", str)
     for run in reversed(call.shared.execs.running_of(call.inside.sandbox_id)):
         tagged = call.shared.tags.get(run.id, ("", {}))[0]
-        if (pid is not None and pid == pid_of(run.id)) or (tag and tag == tagged):
+        if (tag and tag == tagged) or (pid is not None and pid == await _number(call, run)):
             return run
     what = f"tag {tag}" if tag else f"pid {pid}"
     raise RpcError("not_found", f"process with {what} not found")
@@ -105,7 +116,7 @@ def _size_of(pty: dict[str, Any]) -> tuple[int, int]:
 
 async def connect(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Follow a process from now on."""
-    run = _find(call, form)
+    run = await _find(call, form)
     out, err = run.spool.totals
     return _events(call, run, (out, err), deadline_s(call))
 
@@ -119,7 +130,7 @@ async def _events(
         left_s: Until the stream ends, which the process does not notice.
     """
     until = None if left_s is None else time.monotonic() + left_s
-    yield {"event": {"start": {"pid": pid_of(run.id)}}}
+    yield {"event": {"start": {"pid": await _number(call, run)}}}
     wait_s, is_pty = ping_s(call), run.view().pty is not None
     follower = run.spool.follow(place, (OUT, ERR))
     with follower, Bell(run) as bell, Watching(call.service, run.sandbox_id):
@@ -176,7 +187,8 @@ async def list_(call: Call, _form: dict[str, Any]) -> dict[str, Any]:
         config: dict[str, Any] = {"cmd": view.argv[0], "args": view.argv[1:], "envs": env}
         if view.cwd:
             config["cwd"] = view.cwd
-        found.append({"config": config, "pid": pid_of(run.id), **({"tag": tag} if tag else {})})
+        pid = await _number(call, run)
+        found.append({"config": config, "pid": pid, **({"tag": tag} if tag else {})})
     return {"processes": found}
 
 
@@ -199,7 +211,7 @@ async def _give(run: Run, given: dict[str, Any]) -> None:
 
 async def send_input(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Write to a process's stdin or terminal."""
-    run = _find(call, form)
+    run = await _find(call, form)
     async with call.shared.lock(run.id):
         await _give(run, field(form, "input", dict, {}))
     return {}
@@ -210,7 +222,7 @@ async def stream_input(call: Call) -> dict[str, Any]:
     run: Run | None = None
     async for each in incoming(call):
         if "start" in each:
-            run = _find(call, field(each, "start", dict, {}))
+            run = await _find(call, field(each, "start", dict, {}))
         elif "data" in each:
             if run is None:
                 raise RpcError("invalid_argument", "the first message names no process")
@@ -221,7 +233,7 @@ async def stream_input(call: Call) -> dict[str, Any]:
 
 async def close_stdin(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Close a process's stdin."""
-    run = _find(call, form)
+    run = await _find(call, form)
     try:
         await call.call(run.end_input)
     except (ExecError, LifecycleError) as exc:
@@ -231,7 +243,7 @@ async def close_stdin(call: Call, form: dict[str, Any]) -> dict[str, Any]:
 
 async def send_signal(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Signal a process; SIGKILL takes what it has started along."""
-    run = _find(call, form)
+    run = await _find(call, form)
     number = _SIGNALS.get(form.get("signal", ""))
     if number is None:
         raise RpcError("unimplemented", f"invalid signal: {form.get('signal')}")
@@ -244,7 +256,7 @@ async def send_signal(call: Call, form: dict[str, Any]) -> dict[str, Any]:
 
 async def update(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     """Tell a process's terminal its size."""
-    run, pty = _find(call, form), field(form, "pty", dict)
+    run, pty = await _find(call, form), field(form, "pty", dict)
     if pty is not None:
         rows, columns = _size_of(pty)
         with suppress(LifecycleError):

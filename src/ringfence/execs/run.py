@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 
+from ..backends.optional import DrivenExec
 from ..errors import ExecError, LifecycleError, RingfenceError
 from ..model.execs.exec import ExecResult
 from ..model.execs.exec_view import ExecProblem, ExecState
@@ -190,6 +191,11 @@ class Run:
         pump = self._pump
         if pump is not None:
             pump.run.kill()
+
+    def pid(self) -> int | None:
+        """Return the number that its first process has inside; None where it has ended or none is known."""
+        pump = self._pump
+        return pump.run.pid() if pump is not None and isinstance(pump.run, DrivenExec) else None
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell its terminal the new size.

@@ -146,6 +146,12 @@ class Agent(FileRequests):
         os.kill(-run.pid if group else run.pid, signum)  # it leads a session, so also a group
         return b""
 
+    def _do_pid(self, _reply: wire.Socket, _fds: list[int], number: int) -> bytes:
+        run = self.execs.running.get(number)
+        if run is None:
+            raise ProcessLookupError(errno.ESRCH, "the process has ended")
+        return b"%d" % run.pid
+
     def _do_kill(self, _reply: wire.Socket, _fds: list[int], number: int) -> bytes:
         is_over = number not in self.execs.running
         while self.execs.kill(number, wire.KILLED_BY_REQUEST) and is_over:

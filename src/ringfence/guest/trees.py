@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from ..launcher.helpers import finding, trees, watching
+from ..launcher.helpers import attributes, finding, trees, watching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,4 +40,5 @@ OPERATIONS: dict[str, Any] = {
     "search": finding.search,
     "replace": finding.replace,
     "watch": watching.watch,
+    "attributes": attributes.attributes,
 }

@@ -188,13 +188,14 @@ def _task(what: str, options: str) -> Callable[..., None]:
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known
-    from .helpers import finding, watching
+    from .helpers import attributes, finding, watching
 
     more: dict[str, Callable[[int, str, str], None]] = {
         "find": finding.find,
         "search": finding.search,
         "replace": finding.replace,
         "watch": watching.watch,
+        "attributes": attributes.attributes,
     }
     chosen = more[what]
 

@@ -69,6 +69,27 @@ class HelperTasks(ConformanceBase):
         assert 0o750 == sandbox.files.stat("one").mode
 
     @_or_refused
+    def test_attributes_are_set_anew(self, sandbox: Lab) -> None:
+        sandbox.sh("echo x > noted")
+        asked = {"prefix": "user.rf.", "names": ["noted", "none"], "set": None}
+
+        def answer(wanted: dict[str, str] | None) -> list[Any]:
+            names = ["noted"] if wanted else asked["names"]
+            *found, end = self._lines(
+                sandbox, "attributes", ".", {**asked, "names": names, "set": wanted}
+            )
+            assert {"done": True} == end
+            return [each["attributes"] for each in found]
+
+        assert [{}, {}] == answer(None)
+        try:
+            assert [{"a": "1"}] == answer({"a": "1"})
+        except FileError as exc:
+            assert "not supported" in str(exc)  # noqa: PT017  gVisor's root has none
+            return
+        assert [{"b": "2"}] == answer({"b": "2"})
+
+    @_or_refused
     def test_changes_are_told_as_they_happen(self, sandbox: Lab) -> None:
         sandbox.sh("mkdir w")
         task = _send(sandbox, "watch", "w", {"recursive": True})

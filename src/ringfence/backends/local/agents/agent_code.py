@@ -58,6 +58,7 @@ _MODULES = (
     "ringfence.launcher.machine_code.vforked",
     "ringfence.launcher.pid1.watchdog",
     "ringfence.launcher.helpers.watching",
+    "ringfence.launcher.helpers.attributes",
     "ringfence.launcher.wire",
     "ringfence.linux.cdata",
     "ringfence.linux.files",

@@ -22,6 +22,7 @@ from ....errors import (
 from ....launcher import wire
 from ....model.execs.exec import KILLED_BY_TERMINATE, KILLED_BY_TIMEOUT, ExecStatus, ResourceUsage
 from ...optional import DrivenExec
+from ..answers import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,6 +141,12 @@ class LocalExec(DrivenExec):
     @property
     def done(self) -> int:
         return self._reply.fileno()
+
+    def pid(self) -> int | None:
+        try:
+            return int(self._sandbox.ask("pid", self.number, control=self._control)[0]) or None
+        except (Refused, SandboxLost):
+            return None
 
     def take_terminal(self) -> None:
         """Receive the terminal's master, sent before the process starts.
