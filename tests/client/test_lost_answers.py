@@ -255,7 +255,7 @@ ELSEWHERE = {
     *("Client.restore", "Client.execution", "Client.kill_execution"),
     *("Client.close", "Client.server", "RemoteSandbox.id", "RemoteStream.dropped_bytes"),
     *("RemoteStream.missed_bytes", "RemoteProcess.call_back", "RemoteProcess.run_through"),
-    "RemoteProcess.end",
+    *("RemoteProcess.end", "RemoteSandbox.mark", "RemoteSandbox.rewind"),  # refused here
 }
 
 

@@ -54,20 +54,6 @@ def test_forks_have_the_files_and_then_go_their_own_ways(sandbox: Any) -> None:
         assert [] == snapshots_of(sandbox)
 
 
-def test_a_server_says_that_processes_stay_behind_and_refuses_required_ones(sandbox: Any) -> None:
-    if isinstance(sandbox, Sandbox):
-        pytest.skip("see test_live.py")
-    with pytest.raises(Unsupported, match="files only"):
-        sandbox.fork(processes="required")
-    (asked,), (unasked,) = sandbox.fork(), sandbox.fork(processes="none")
-    with asked, unasked:
-        assert (sandbox.id, False) == (asked.fork_report.parent, asked.fork_report.has_processes)
-        assert "files only" in asked.fork_report.reason
-        assert "" == unasked.fork_report.reason
-    assert sandbox.fork_report is None
-    assert sandbox.parent is None
-
-
 def test_a_fork_has_the_policy_that_holds_now_or_another(create: Create) -> None:
     labels = {"labels": {"job": "1"}}
     with create(network=["example.com"], limits={"pids": 50}, **labels) as sandbox:

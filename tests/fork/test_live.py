@@ -233,6 +233,10 @@ def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> Non
             fork.process(process.id)
     process.kill()
     process.wait()
+    sandbox.suspend()
+    with pytest.raises(Unsupported, match="suspended"):
+        sandbox.fork(processes="required")
+    sandbox.resume()
     assert context.hold()
     with pytest.raises(Unsupported, match="runs a cell"):
         sandbox.fork(processes="required")

@@ -186,7 +186,7 @@ class ProcessTemplate:
         raise NotImplementedError
 
     def copy(
-        self, sandbox: BackendSandbox, request: ExecRequest, taken: Sequence[int]
+        self, sandbox: BackendSandbox, request: ExecRequest, taken: Sequence[int], label: str = ""
     ) -> tuple[BackendExec, Callable[[], None]]:
         """Make a copy in a sandbox in which nothing has run, and the function that lets it run.
 

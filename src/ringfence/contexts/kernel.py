@@ -400,8 +400,9 @@ class Kernel:
         self.wire.result("hello", {})
         while True:
             request = self._cells.get()
-            if request["do"] == "copied":
-                _reseed()
+            if request["do"] in ("copied", "ping"):
+                if request["do"] == "copied":
+                    _reseed()
                 self.wire.result("hello", {})
             elif request["do"] == "variables":
                 self._serve(request, self._variables)
@@ -433,7 +434,7 @@ class Kernel:
     def _sort(self, request: dict[str, Any]) -> None:
         if request["do"] == "answer":
             self._answers.put(request["text"])
-        elif request["do"] == "copied":
+        elif request["do"] in ("copied", "ping"):
             self._cells.put(request)
         elif request["do"] != "interrupt":
             with self.wire.whole:

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from ..backends.optional import DurableSandbox
 from ..errors import (
@@ -116,7 +117,7 @@ class Execs:
         run = self._new_run(live, request)
         with self._hidden(run):
             self._put(run.view())
-            pump = self._begin(live, run, request)
+            pump = self._begin(live, run, request, partial(_start, live, run, request))
         self._drive(run, pump, attend_s)
         return run
 
@@ -143,9 +144,28 @@ class Execs:
                             "this idempotency key was used for another request", field="key"
                         )
                     return self.find(live.sandbox_id, known), False
-                pump = self._begin(live, run, request)
+                pump = self._begin(live, run, request, partial(_start, live, run, request))
         self._drive(run, pump, attend_s)
         return run, True
+
+    def go_on(
+        self, live: Live, view: ExecView, request: ExecRequest, begin: Callable[[str], BackendExec]
+    ) -> Run:
+        """Attend to an exec that goes on here after it began in another sandbox.
+
+        Args:
+            view: Its facts, with the id that it has here.
+            begin: Makes it, under a label by which a later process knows it.
+
+        Raises:
+            RingfenceError: As `begin`; nothing is remembered.
+        """
+        run = Run(view, self._spool(view))
+        with self._hidden(run):
+            self._put(run.view())
+            pump = self._begin(live, run, request, lambda: live.watched.adopt(begin(run.id)))
+        self._drive(run, pump)
+        return run
 
     @contextmanager
     def _hidden(self, run: Run) -> Iterator[None]:
@@ -158,10 +178,12 @@ class Execs:
             with self._lock:
                 self._beginning.discard(run.id)
 
-    def _begin(self, live: Live, run: Run, request: ExecRequest) -> SpooledPump:
+    def _begin(
+        self, live: Live, run: Run, request: ExecRequest, start: Callable[[], BackendExec]
+    ) -> SpooledPump:
         try:
             run.prepare()
-            begun = live.watched.start(request, label=run.id)
+            begun = start()
         except BaseException:
             run.discard()
             with suppress(RingfenceError):
@@ -392,6 +414,10 @@ class Execs:
         self._write_rest()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _start(live: Live, run: Run, request: ExecRequest) -> BackendExec:
+    return live.watched.start(request, label=run.id)
 
 
 def _with_input(request: ExecRequest) -> ExecRequest:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ..backends.protocol import BackendExec
     from ..model.execs.exec_view import ExecView
     from ..spool.spool import Spool
     from .pump import SpooledPump
@@ -177,6 +178,12 @@ class Run:
                 self._waiting = [each for each in self._waiting if each is not callback]
 
         return stop
+
+    @property
+    def begun(self) -> BackendExec | None:
+        """Exec of the backend; None once it has ended."""
+        pump = self._pump
+        return None if pump is None else pump.run
 
     # -- doing --------------------------------------------------------------------------------
 

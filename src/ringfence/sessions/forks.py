@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from ..errors import InvalidRequest, LifecycleError
+from ..errors import InvalidRequest, LifecycleError, Unsupported
 from ..fork import branches, merging
 from ..model.acquire import AcquireOptions
 from . import acquiring, snapshots
@@ -25,6 +26,40 @@ TEMPORARY = {"ringfence.fork": "temporary"}
 """Metadata of the snapshot that a fork is made from, by which the next start knows it after a kill."""
 
 
+class Carry:
+    """Take nothing along with forks beside files; see `execs.live_forks`."""
+
+    def stop(self, processes: str, live: Live) -> None:
+        """Stop what goes along.
+
+        Raises:
+            Unsupported: Something that is required cannot be copied; all goes on.
+        """
+        branches.check(1, processes, live.sandbox_id)
+
+    def release(self) -> None:
+        """Let it go on."""
+
+    def load(self) -> None:
+        """Copy the memory that it had. Precondition: `release`."""
+
+    def put_into(self, fork: Live) -> None:
+        """Have it go on in a fork, too.
+
+        Raises:
+            Unsupported: The kernel refused.
+        """
+
+    def leave_out(self, reason: str) -> None:
+        """A fork got files only."""
+
+    def remember(self, fork: Live) -> None:
+        """A fork was made earlier, under the same key."""
+
+    def close(self) -> None:
+        """Let go of all that is kept; idempotent."""
+
+
 def fork(
     manager: SessionManager,
     live: Live,
@@ -34,11 +69,13 @@ def fork(
     judge: Callable[[SandboxSpec], SandboxSpec] | None,
     most: int | None,
     key: str,
+    carry: Carry,
 ) -> list[Lease]:
     """See `SessionManager.fork`."""
-    branches.check(n, processes, live.sandbox_id)
+    branches.check_arguments(n, processes)
+    make = partial(_make, manager, live, processes, changes, judge, most, carry)
     if not key:
-        return _make(manager, live, [""] * n, changes, judge, most)
+        return make([""] * n)
     told = {
         name: getattr(each, "to_json", lambda each=each: each)() for name, each in changes.items()
     }
@@ -52,44 +89,73 @@ def fork(
             for each in made:
                 if each is not None:  # a kill came in the middle
                     manager.end(each, "asked again")
-            return _make(manager, live, keys, changes, judge, most, request)
+            return make(keys, request)
         if known.request != request:
             raise InvalidRequest("this idempotency key was used for another request", field="key")
         leases = [Lease(manager, each, newly_created=False) for each in made if each is not None]
         if len(leases) < n:
             raise LifecycleError("forks of this key have ended", hint="fork with another key")
+        for each in made:
+            if each is not None:
+                carry.remember(each)
         return leases
 
 
 def _make(
     manager: SessionManager,
     live: Live,
-    keys: list[str],
+    processes: str,
     changes: Mapping[str, Any],
     judge: Callable[[SandboxSpec], SandboxSpec] | None,
     most: int | None,
+    carry: Carry,
+    keys: list[str],
     request: str = "",
 ) -> list[Lease]:
     now = replace(live.spec, network=live.inner.spec.network)
     wanted = branches.spec_of(now, live.sandbox_id, **changes)
     if judge is not None:
         wanted = judge(wanted)
-    saved = snapshots.take(manager, live, TEMPORARY)
+    carry.stop(processes, live)
+    try:
+        saved = snapshots.take(manager, live, TEMPORARY)
+    except BaseException:
+        carry.close()
+        raise
     made: list[Lease] = []
     options = AcquireOptions(
         snapshot_id=saved.id, preferred_backend=live.backend, timeouts=live.timeouts, use_pool=False
     )
     try:
+        carry.release()
+        carry.load()
         for key in keys:
             each = replace(options, key=key)
-            made.append(acquiring.acquire(manager, wanted, each, live.client_id, most, request))
+            begin = partial(acquiring.acquire, manager, wanted, each, live.client_id, most, request)
+            made.append(begin())
+            try:
+                carry.put_into(_live(manager, made[-1]))
+            except Unsupported as exc:
+                if processes != "auto":
+                    raise
+                made.pop().release()
+                made.append(begin())
+                carry.leave_out(exc.message)
     except BaseException:
         for lease in made:
             lease.release()
         raise
     finally:
+        carry.close()
         snapshots.delete(manager, saved.id, None)
     return made
+
+
+def _live(manager: SessionManager, lease: Lease) -> Live:
+    found = manager.index.find(lease.id)
+    if found is None:
+        raise LifecycleError("a fork has ended while it was made")
+    return found
 
 
 def merge(

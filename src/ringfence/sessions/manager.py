@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..model.session import Snapshot
     from ..sandbox.sync import Sandbox
     from ..store.directory import StateDirectory
+    from .forks import Carry
 
     Sessions = list[ClientSession]  # `list` is a method here
     Snapshots = list[Snapshot]
@@ -406,6 +407,7 @@ class SessionManager:
         client_id: str | None = None,
         most: int | None = None,
         key: str = "",
+        carry: Carry | None = None,
     ) -> list[Lease]:
         """Make `n` sessions of the same client with the files that this one has now; see `Sandbox.fork`.
 
@@ -416,6 +418,7 @@ class SessionManager:
             judge: Checks the spec of the forks, which may have another one in its place.
             most: As of `acquire`.
             key: Asking again under the same key gives the same sessions.
+            carry: Takes along what runs; None: files only.
 
         Raises:
             QuotaExceeded, ResourceExhausted: As `acquire`; none is left.
@@ -423,7 +426,8 @@ class SessionManager:
             LifecycleError: Sessions of that key have ended.
         """
         live = self._need(session, client_id)
-        return forks.fork(self, live, n, processes, changes or {}, judge, most, key)
+        carry = carry or forks.Carry()
+        return forks.fork(self, live, n, processes, changes or {}, judge, most, key, carry)
 
     def merge(
         self,

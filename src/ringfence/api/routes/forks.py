@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,18 +11,26 @@ from fastapi import Header, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ...fork.branches import check
+from ...backends.optional import Forkable
+from ...contexts.frames import language_of
+from ...execs.execs import Execs
+from ...execs.live_forks import LiveForks
+from ...fork.branches import check_arguments
 from ...model.fork import MOST_FORKS, ForkReport, Merged
 from ...model.limits import Limits
 from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
 from ...model.spec import SandboxSpec
+from ...model.state import State
 from ...sessions.catalogue import describe
+from ...sessions.live import Live
 from .. import bodies, schemas
 from ..access.caller import Caller
 from ..models import AsModel, json_answer, long_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.cells import is_idle, sending_of
+from ..streaming.runs import Signal, TheExecs
 from ..thread_pools import COPIES
 
 router = Router(route_class=bodies.Route, prefix="/v1/sandboxes", tags=["forks"])
@@ -45,6 +55,10 @@ class Forks(schemas.Page[_View]):
     """The new sandboxes, and what they took along."""
 
     report: _Report
+    execs: Annotated[
+        list[dict[str, str]],
+        Field(description="Of each sandbox: ids of the execs that go on there, by their ids here."),
+    ]
 
 
 class Merge(schemas.Form):
@@ -64,28 +78,52 @@ async def fork(
     sandbox_id: schemas.SandboxId,
     request: Request,
     service: TheService,
+    execs: TheExecs,
     caller: TheCaller,
     body: Fork | None = None,
     idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
-    """Make new sandboxes with the files of this one, which goes on; they have the same owner.
+    """Make new sandboxes with the files of this one and what runs in it, which goes on; same owner.
 
     With an `Idempotency-Key`, asking again gives the same ones as long as all live.
     """
     live = await service.need(sandbox_id, caller)
     wanted = body or Fork()
-    report = check(wanted.n, wanted.processes, live.sandbox_id)
-    call = partial(_fork, service, caller, live.sandbox_id, wanted, idempotency_key)
-    is_new, made = await service.thread_pools.call(call, key=live.sandbox_id, pool=COPIES)
+    check_arguments(wanted.n, wanted.processes)
+    going_on = Signal()
+    async with AsyncExitStack() as held:
+        busy = await _hold(service, execs, live, wanted.processes, held)
+        carry = LiveForks(execs, live.sandbox_id, busy, going_on.ring)
+        call = partial(_fork, service, caller, live.sandbox_id, wanted, idempotency_key, carry)
+        forking = asyncio.ensure_future(
+            service.thread_pools.call(call, key=live.sandbox_id, pool=COPIES)
+        )
+        forking.add_done_callback(lambda _: going_on.ring())
+        await going_on.wait(None)
+    is_new, made = await forking
     request.state.made = " ".join(view.id for view in made)
     items = [view.to_json(admin=caller.is_admin) for view in made]
-    return json_answer(
-        {"items": items, "next_cursor": None, "report": report.to_json()}, 201 if is_new else 200
-    )
+    form = {"items": items, "next_cursor": None, "report": carry.report.to_json()}
+    return json_answer({**form, "execs": carry.execs}, 201 if is_new else 200)
+
+
+async def _hold(
+    service: Service, execs: Execs, live: Live, processes: str, held: AsyncExitStack
+) -> str:
+    """Keep cells of a sandbox from beginning; the id of a context that runs one, where there is one."""
+    is_awake = live.inner.session.state is State.RUNNING  # else no kernel answers
+    if processes == "none" or not isinstance(live.inner, Forkable) or not is_awake:
+        return ""
+    for run in execs.running_of(live.sandbox_id):
+        if language_of(run.view().argv):
+            await held.enter_async_context(sending_of(service).hold(run))
+            if not await is_idle(run):
+                return run.id
+    return ""
 
 
 def _fork(
-    service: Service, caller: Caller, sandbox_id: str, body: Fork, key: str
+    service: Service, caller: Caller, sandbox_id: str, body: Fork, key: str, carry: LiveForks
 ) -> tuple[bool, list[SandboxView]]:
     """Fork, or find the forks of the same key; return whether they are new, and the sandboxes."""
     manager = service.manager
@@ -107,6 +145,7 @@ def _fork(
         client_id=caller.sees,
         most=caller.max_sandboxes,
         key=key,
+        carry=carry,
     )
     return leases[0].newly_created, [describe.describe(manager, each.id) for each in leases]
 

@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ...contexts.context import GRACE_S, START_S
@@ -27,7 +28,7 @@ from .runs import Bell, Watching
 
 _PIECE = 64 << 10
 _INLINE = 8 << 10  # bytes that cost less here than a thread
-_SEND_S = 30.0
+_SEND_S, _IDLE_S = 30.0, 2.0
 _tasks: set[asyncio.Task[None]] = set()
 
 
@@ -43,14 +44,21 @@ class Sending:
         Raises:
             ExecError: The kernel does not read.
         """
-        lock, users = self._locks.get(run.id, (asyncio.Lock(), 0))
-        self._locks[run.id] = lock, users + 1
         try:
-            async with asyncio.timeout(_SEND_S), lock:
+            async with asyncio.timeout(_SEND_S), self.hold(run):
                 await append(run, data)
         except TimeoutError:
             message = "the context does not read its requests"
             raise ExecError(message, hint="restart it") from None
+
+    @asynccontextmanager
+    async def hold(self, run: Run) -> AsyncIterator[None]:
+        """Keep others from sending meanwhile."""
+        lock, users = self._locks.get(run.id, (asyncio.Lock(), 0))
+        self._locks[run.id] = lock, users + 1
+        try:
+            async with lock:
+                yield
         finally:
             lock, users = self._locks.pop(run.id)
             if users > 1:
@@ -72,16 +80,8 @@ async def begin(run: Run, sending: Sending) -> None:
     try:
         with Bell(run) as bell, SpoolReader(run.spool.tracks[OUT], 0) as spool:
             await sending.send(run, kernel_of(language_of(run.view().argv)))
-            until, reader = time.monotonic() + START_S, Reader()
-            while time.monotonic() < until:
-                bell.clear()
-                is_over = run.done.done()
-                while piece := spool.next(_PIECE):
-                    if any(kind == "hello" for kind, *_ in reader.feed(piece.data)):
-                        return
-                if is_over:
-                    break
-                await bell.wait(until - time.monotonic())
+            if await _says_hello(run, bell, spool, Reader(), START_S):
+                return
         said = run.spool.tracks[ERR].ends(500)[0].decode("utf-8", "replace").strip()
         raise ExecError(f"the context did not start: {said or 'its interpreter does not answer'}")
     except BrokenFrameError as exc:
@@ -90,6 +90,34 @@ async def begin(run: Run, sending: Sending) -> None:
     except BaseException:
         run.kill()
         raise
+
+
+async def _says_hello(
+    run: Run, bell: Bell, spool: SpoolReader, reader: Reader, most_s: float
+) -> bool:
+    until = time.monotonic() + most_s
+    while time.monotonic() < until:
+        bell.clear()
+        is_over = run.done.done()
+        while piece := spool.next(_PIECE):
+            if any(kind == "hello" for kind, *_ in reader.feed(piece.data)):
+                return True
+        if is_over:
+            break
+        await bell.wait(until - time.monotonic())
+    return False
+
+
+async def is_idle(run: Run) -> bool:
+    """Ask a kernel whether it runs a cell: then it does not answer at once. Precondition: `Sending.hold`."""
+    track = run.spool.tracks[OUT]
+    try:
+        async with asyncio.timeout(_IDLE_S):
+            with Bell(run) as bell, SpoolReader(track, track.total) as spool:
+                await append(run, request("ping"))
+                return await _says_hello(run, bell, spool, Reader(in_the_middle=True), _IDLE_S)
+    except (TimeoutError, BrokenFrameError, RingfenceError):
+        return False
 
 
 def new_cell(run: Run) -> str:

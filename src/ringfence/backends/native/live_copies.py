@@ -31,7 +31,7 @@ _STOP_S, _LOAD_S, _COPY_S = 10.0, 120.0, 30.0
 _PAUSE_S = 0.001
 
 
-def _refused(reason: str) -> Unsupported:
+def refused(reason: str) -> Unsupported:
     return Unsupported(
         reason,
         backend="native",
@@ -84,7 +84,7 @@ class NativeTemplate(ProcessTemplate):
         self._ask("load", None, _LOAD_S)
 
     def copy(
-        self, sandbox: Any, request: ExecRequest, taken: Sequence[int]
+        self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
     ) -> tuple[BackendExec, Callable[[], None]]:
         """See `ProcessTemplate`."""
         reports: list[wire.Socket] = []
@@ -113,7 +113,7 @@ class NativeTemplate(ProcessTemplate):
         # It keeps its number, which is its id: those of a sandbox in which nothing ran are free.
         sandbox.count = max(sandbox.count, self._number - 1)
         try:
-            run = sandbox.begin(tell, request, sandbox.control, sandbox.uid, "", attended=False)
+            run = sandbox.begin(tell, request, sandbox.control, sandbox.uid, label, attended=False)
         except BaseException:
             for report in reports:
                 report.close()
@@ -142,7 +142,7 @@ class NativeTemplate(ProcessTemplate):
             ours.close()
             # A helper that put files into the sandbox ends a moment after its answer, and has an id there.
             if problem is None or problem.errno != errno.EEXIST or time.monotonic() > give_up:
-                raise _refused(f"no copy of {self._name} was made: {problem or 'it ended'}")
+                raise refused(f"no copy of {self._name} was made: {problem or 'it ended'}")
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
@@ -160,12 +160,12 @@ class NativeTemplate(ProcessTemplate):
             why = exc.strerror or str(exc)
             if exc.errno == errno.ENOTTY:
                 why = "the kernel is older than Linux 6.7"
-            raise _refused(f"{self._name} cannot be copied: {why}") from exc
+            raise refused(f"{self._name} cannot be copied: {why}") from exc
         except IsolationError as exc:  # a thread waits for the kernel, and does not stop
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            raise _refused(f"{self._name} cannot be copied: it does not stop") from exc
+            raise refused(f"{self._name} cannot be copied: it does not stop") from exc
         except (OSError, SandboxLost) as exc:
-            raise _refused(f"{self._name} cannot be copied: what copies it has ended") from exc
+            raise refused(f"{self._name} cannot be copied: what copies it has ended") from exc
         return marshal.loads(body)
 
 
@@ -184,11 +184,11 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
     try:
         inside = int(sandbox.ask("pid", run.number)[0])
     except Refused as exc:
-        raise _refused(f"{run.id} has ended") from exc
+        raise refused(f"{run.id} has ended") from exc
     with open(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children", "rb") as file:
         for pid in file.read().split():
             with open(f"/proc/{int(pid)}/status", "rb") as status:
                 ids = status.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
             if ids and int(ids[-1]) == inside:
                 return int(pid)
-    raise _refused(f"{run.id} is not to be found")
+    raise refused(f"{run.id} is not to be found")

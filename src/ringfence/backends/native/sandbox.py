@@ -388,9 +388,11 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
 
     def template(self, run: BackendExec) -> ProcessTemplate:
         """See `Forkable`."""
-        from .live_copies import NativeTemplate
+        from .live_copies import NativeTemplate, refused
 
         assert isinstance(run, LocalExec)
+        if self.state is State.SUSPENDED:
+            raise refused(f"{run.id} cannot be copied: the sandbox is suspended")
         return NativeTemplate(self, run)
 
     def save_layer(self, path: str) -> None:

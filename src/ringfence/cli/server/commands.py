@@ -282,7 +282,7 @@ SNAPSHOT = Command(
 
 FORK = Command(
     "fork",
-    "Make new sandboxes with the files that a sandbox has now.",
+    "Make new sandboxes with the files of a sandbox and what runs in it now.",
     arguments="[OPTIONS] SANDBOX",
     options=(
         Option("n", "N", "number of forks, 1 to 1000; default: 1"),
@@ -298,7 +298,8 @@ FORK = Command(
     ),
     details="""\
 SANDBOX goes on unchanged. The forks have its owner, limits and network policy. The command prints
-their ids. Directories of the host that are mounted writable are shared, and not copied.""",
+their ids, and to standard error what was left out and why. Directories of the host that are mounted
+writable are shared, and not copied.""",
     examples=(("make three forks", "ringfence fork --n 3 $id"),),
 )
 

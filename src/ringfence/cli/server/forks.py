@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ...errors import InvalidRequest
 from ...model.fork import LINEAGE
 from .. import tables
@@ -21,7 +23,7 @@ _CONFLICTS = 1
 
 
 def fork(argv: Sequence[str]) -> int:
-    """Print the ids of new sandboxes with the files of another."""
+    """Print the ids of new sandboxes with the files of another, and what was left out."""
     given, words, after = remote.read(FORK, argv)
     remote.no_more(words := [*words, *after], 1)
     count = given.get("n", "1")
@@ -36,6 +38,9 @@ def fork(argv: Sequence[str]) -> int:
             remote.print_json([remote.full(each._view) for each in made])
         else:
             print(*(each.id for each in made), sep="\n")
+        reasons = {each.fork_report.reason for each in made if each.fork_report is not None}
+        for reason in filter(None, reasons):
+            print(f"ringfence: left out: {reason}", file=sys.stderr)
     return 0
 
 

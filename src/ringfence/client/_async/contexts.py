@@ -35,6 +35,7 @@ def _twin_of(sandbox: AsyncRemoteSandbox) -> RemoteSandbox:
     from .._sync.sandbox import RemoteSandbox
 
     its_twin = RemoteSandbox(sandbox._transport.blocking, sandbox._view, sandbox.spec)
+    its_twin._carried = sandbox._carried
     if sandbox._contexts is None:
         sandbox._contexts = contexts_of(its_twin)
     its_twin._contexts = sandbox._contexts

@@ -195,6 +195,8 @@ def contexts_of(sandbox: RemoteSandbox) -> Contexts:
             return RemoteContext(transport, at, form=form)
 
         sandbox._contexts = Contexts(partial(RemoteContext, transport, at), find)
+        for id in sandbox._carried:
+            sandbox._contexts.add(find(id), is_default=True)
     return sandbox._contexts
 
 

@@ -78,6 +78,7 @@ class RemoteSandbox:
         self._exposures: list[RemoteExposure] = []
         self._contexts: Contexts | None = None  # of the one that does not await
         self._fork_report: ForkReport | None = None
+        self._carried: list[str] = []  # ids of default contexts that go on in this fork
 
     # -- running commands -------------------------------------------------------------------
 
@@ -355,15 +356,19 @@ class RemoteSandbox:
     ) -> list[Self]:
         """Make `n` new sandboxes with the files that this one has now; see `Sandbox.fork`.
 
+        Contexts and processes that go on have ids of their own in each fork: see its `fork_report`.
+
         Raises:
             QuotaExceeded: The owner may not have as many; none is left.
-            Unsupported: `at` is given: a server keeps no marks.
+            Unsupported: `at` is given: a server keeps no marks. Or `required` processes cannot be copied.
         """
-        from ...fork.branches import check  # few sandboxes need it
+        from ...fork.branches import check_arguments  # few sandboxes need it
 
         if at is not None:
             raise _no_marks()
-        check(n, processes, self.id)
+        check_arguments(n, processes)
+        known = self._contexts.running() if self._contexts is not None else []
+        defaults = [context.id for context, is_default in known if is_default]
         body: dict[str, Any] = {"n": n, "processes": processes}
         if network is not None:
             body["network"] = parse_network(network).to_json()
@@ -377,11 +382,16 @@ class RemoteSandbox:
         )
         report = ForkReport.from_json(answer["report"])
         made = []
-        for each in answer["items"]:
+        for each, own in zip(answer["items"], answer["execs"], strict=True):
             view = SandboxView.from_json(each)
             spec = self.spec.altered(id=None, labels=view.labels, network=view.network)
             fork = type(self)(self._transport, view, spec)
-            fork._fork_report = report
+            fork._fork_report = report.altered(
+                has_processes=bool(own),
+                contexts=tuple(own[id] for id in report.contexts if id in own),
+                processes=tuple(own[id] for id in report.processes if id in own),
+            )
+            fork._carried = [own[id] for id in defaults if id in own]
             made.append(fork)
         return made
 

@@ -7,6 +7,7 @@ import fcntl
 import marshal
 import posix as os
 import stat
+import time
 
 from ...linux import files, libc, namespaces, on_behalf, tracing, unix_diag
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS, MOST_MAPPINGS, MOST_DESCRIPTORS = 64, 16_384, 1024
 MOST_PIPE_BYTES = 1 << 16
+_BEGINS_S = 1.0
 _CALL = b"\x0f\x05"  # syscall
 _PR_GET_TID_ADDRESS, _PR = 40, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
@@ -142,8 +144,7 @@ class Source:
             OSError: As the kernel refused; it goes on.
         """
         try:
-            self._stop_threads()
-            self._check()
+            self._stop_begun()
             self._root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | _CLOEXEC)
             try:
                 self._read_mappings()
@@ -178,6 +179,23 @@ class Source:
                 mapping.file = -1
 
     # -- stopping -------------------------------------------------------------------------------
+
+    def _stop_begun(self) -> None:
+        """Stop it once it runs its program: PID 1's child is no session leader, and not locked down, before."""
+        give_up = time.monotonic() + _BEGINS_S
+        while True:
+            self._stop_threads()
+            try:
+                return self._check()
+            except CannotCopy:
+                if self._age_s() > _BEGINS_S or time.monotonic() > give_up:
+                    raise
+            self.release()
+            time.sleep(0.001)
+
+    def _age_s(self) -> float:
+        started = int(_read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
     def _stop_threads(self) -> None:
         directory = f"/proc/{self.pid}/task"

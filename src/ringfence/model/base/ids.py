@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from _thread import allocate_lock
@@ -26,6 +27,13 @@ def new_id(prefix: str) -> str:
     if len(prefix) > MAX_LENGTH - _UUID_LENGTH - 1:
         checks.refuse("prefix", f"{prefix!r} is too long for an id")
     return check_id(f"{prefix}-{_uuid7()}", "prefix")
+
+
+def derived_id(id: str, *others: str) -> str:
+    """The id that these always give: as old as the first one, and of the same prefix."""
+    digest = hashlib.sha256("\0".join((id, *others)).encode()).hexdigest()
+    low = int(digest[:16], 16) & (2**62 - 1) | 1 << 63
+    return f"{id[: 17 - _UUID_LENGTH]}-{low >> 48:04x}-{low & (1 << 48) - 1:012x}"
 
 
 def check_id(value: object, field: str = "id") -> str:

@@ -1,0 +1,175 @@
+"""Execs of a server's sandbox that go on in its forks; see `sandbox.live_fork` for those of the library."""
+
+from __future__ import annotations
+
+import time
+
+from ..backends.optional import Forkable
+from ..contexts.frames import language_of
+from ..contexts.frames import request as request_to
+from ..errors import Unsupported
+from ..model.base.ids import derived_id
+from ..model.execs.exec import ExecRequest
+from ..model.execs.exec_view import ExecView
+from ..model.fork import ForkReport
+from ..sessions.forks import Carry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..backends.optional import ProcessTemplate
+    from ..sessions.live import Live
+    from .execs import Execs
+    from .run import Run
+
+
+class LiveForks(Carry):
+    """Execs of a sandbox, as its forks take them along: all contexts or none, and others one by one.
+
+    Args:
+        busy: Id of a context that runs a cell; empty: none does, and none begins one until `release`.
+        going_on: Called once the sandbox goes on.
+
+    Attributes:
+        report: What goes along, by the ids that it has in the sandbox.
+        execs: Of each fork, in their order: the ids of what goes on, by those in the sandbox.
+    """
+
+    def __init__(self, execs: Execs, parent: str, busy: str, going_on: Callable[[], None]) -> None:
+        self._execs, self._busy, self._going_on = execs, busy, going_on
+        self._held: list[tuple[ExecView, ProcessTemplate]] = []
+        self.report = ForkReport(parent)
+        self.execs: list[dict[str, str]] = []
+
+    def stop(self, processes: str, live: Live) -> None:
+        """See `Carry`."""
+        parent = self.report.parent
+        try:
+            if processes != "none":
+                self._stop(live, is_required=processes == "required")
+        except BaseException as exc:
+            self.close()
+            if processes == "required" or not isinstance(exc, Unsupported):
+                raise
+            self.report = ForkReport(parent, reason=exc.message)
+
+    def _stop(self, live: Live, *, is_required: bool) -> None:
+        inner = live.inner
+        if not isinstance(inner, Forkable):
+            raise _refused(f"the {live.backend} backend copies files only", live)
+        if self._busy:
+            raise _refused(f"context {self._busy} runs a cell", live)
+        contexts: list[str] = []
+        processes: list[str] = []
+        left_out: dict[str, str] = {}
+        for run in self._execs.running_of(live.sandbox_id):
+            view, begun = run.view(), run.begun
+            is_context = bool(language_of(view.argv))
+            try:
+                if begun is None:
+                    continue  # it has just ended
+                template = inner.template(begun)
+            except Unsupported as exc:
+                if is_context or is_required:
+                    raise _refused(f"{exc.message} ({run.id})", live) from exc
+                left_out[run.id] = exc.message
+                continue
+            self._held.append((view, template))
+            (contexts if is_context else processes).append(run.id)
+        self.report = ForkReport(
+            self.report.parent,
+            bool(self._held),
+            "; ".join(left_out.values()),
+            tuple(contexts),
+            tuple(processes),
+            tuple(left_out),
+        )
+
+    def release(self) -> None:
+        """See `Carry`."""
+        try:
+            for _, template in self._held:
+                template.release()
+        finally:
+            self._going_on()
+
+    def load(self) -> None:
+        """See `Carry`."""
+        for _, template in self._held:
+            template.load()
+
+    def put_into(self, fork: Live) -> None:
+        """Make a copy of each exec in a fork. None runs before all are locked down."""
+        taken = [number for _, template in self._held for number in template.ids]
+        waiting: list[Callable[[], None]] = []
+        made: list[Run] = []
+        for view, template in self._held:
+            request = ExecRequest(view.argv, stream_stdin=view.stream_stdin)
+
+            def begin(label: str, template: Any = template, request: Any = request) -> Any:
+                begun, go_on = template.copy(fork.inner, request, taken, label)
+                waiting.append(go_on)
+                return begun
+
+            own = ExecView(
+                id=derived_id(view.id, fork.sandbox_id),
+                sandbox_id=fork.sandbox_id,
+                state=view.state,
+                argv=view.argv,
+                created_at=time.time(),
+                cwd=view.cwd,
+                user=view.user,
+                stream_stdin=view.stream_stdin,
+                max_output_bytes=view.max_output_bytes,
+                kept_bytes=view.kept_bytes,
+            )
+            made.append(self._execs.go_on(fork, own, request, begin))
+        for go_on in waiting:
+            go_on()
+        for run in made:
+            if language_of(run.view().argv):
+                run.append(memoryview(request_to("copied")))
+        self.execs.append(
+            {view.id: run.id for (view, _), run in zip(self._held, made, strict=True)}
+        )
+
+    def leave_out(self, reason: str) -> None:
+        """See `Carry`."""
+        self.execs.append({})
+        self.report = ForkReport(self.report.parent, reason=reason)
+
+    def remember(self, fork: Live) -> None:
+        """See `Carry`."""
+        ids = [view.id for view in self._execs.list(self.report.parent, limit=1000)]
+        there = {view.id for view in self._execs.list(fork.sandbox_id, limit=1000)}
+        pairs = {id: derived_id(id, fork.sandbox_id) for id in ids}
+        self.execs.append({id: own for id, own in pairs.items() if own in there})
+        if not self.report.has_processes and self.execs[0]:
+            runs = [self._execs.find(self.report.parent, id) for id in self.execs[0]]
+            is_context = {run.id: bool(language_of(run.view().argv)) for run in runs}
+            self.report = ForkReport(
+                self.report.parent,
+                has_processes=True,
+                contexts=tuple(id for id in is_context if is_context[id]),
+                processes=tuple(id for id in is_context if not is_context[id]),
+            )
+
+    def close(self) -> None:
+        """See `Carry`; copies live on, and what stands still goes on."""
+        held, self._held = self._held, []
+        try:
+            for _, template in held:
+                template.close()
+        finally:
+            self._going_on()
+
+
+def _refused(reason: str, live: Live) -> Unsupported:
+    return Unsupported(
+        reason,
+        backend=live.backend,
+        operation="fork with processes",
+        hint='processes="auto" or "none" copies the files',
+    )
