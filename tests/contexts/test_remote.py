@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from ringfence.client import AsyncClient, Client, RemoteSandbox
 from ringfence.errors import ExecNotFound
 from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.contexts.ten import check_ten_cells
 from tests.daemon.servers import Server
 
 __all__ = ["_user_namespaces", "daemon", "start_daemon"]
@@ -41,6 +43,20 @@ def test_cells_of_a_server(sandbox: RemoteSandbox) -> None:
         assert 5_000_001 == len(context.run("print('x' * 5_000_000)").stdout)
         assert "x" in [each["name"] for each in context.variables()]
     assert "2" == sandbox.run_code("1 + 1").text
+
+
+def test_ten_cells(sandbox: RemoteSandbox) -> None:
+    with sandbox.context() as context:
+        check_ten_cells(context)
+
+
+def test_node_of_a_server(sandbox: RemoteSandbox) -> None:
+    if not shutil.which("node"):
+        pytest.skip("node is not installed")
+    with sandbox.context("node") as context:
+        assert "42" == context.run("const x = await Promise.resolve(41); x + 1").text
+        assert context.run("for (;;);", timeout_s=0.5).timed_out
+        assert ["x"] == [each["name"] for each in context.variables()]
 
 
 def test_another_client_goes_on_with_it(daemon: Daemon, sandbox: RemoteSandbox) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.contexts import Context
+from ringfence.errors import ExecError, InvalidRequest
 from tests.features import require
 
 SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
@@ -143,3 +144,44 @@ def test_a_table_of_pandas(plots: Context) -> None:
     found = plots.run("import pandas\npandas.DataFrame({'a': [1, 2]})", timeout_s=120).results[0]
 
     assert "<table" in (found.html or "")
+
+
+@pytest.fixture(scope="module")
+def jupyter(sandbox: Sandbox) -> Iterator[Context]:
+    env = {**ENV, "JUPYTER_PATH": str(SCIENCE / "share/jupyter")}
+    with sandbox.context(kernel="python3", env=env) as made:
+        yield made
+
+
+def test_a_kernel_of_jupyters(jupyter: Context) -> None:
+    jupyter.run("x = 41")
+    found = jupyter.run("import sys\nprint('o'); print('e', file=sys.stderr)\ndisplay(1)\nx + 1")
+    error = jupyter.run("def f(): return 1 / 0\nf()").error
+
+    assert ("42", "o\n", "e\n", None) == (found.text, found.stdout, found.stderr, found.error)
+    assert [False, True] == [each.is_main for each in found.results]
+    assert error is not None
+    assert ("ZeroDivisionError", "division by zero") == (error.name, error.value)
+    assert "return 1 / 0" in error.traceback
+    assert "\x1b" not in error.traceback
+    assert "'ann'" == jupyter.run("input('name? ')", stdin="ann\n").text
+    assert "StdinNotImplementedError" == getattr(jupyter.run("input()").error, "name", "")
+    assert "EOFError" == getattr(jupyter.run("input()", stdin="").error, "name", "")
+
+
+def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) -> None:
+    jupyter.run("kept = 1")
+    assert "variables are kept" in str(jupyter.run("while True: pass", timeout_s=0.5).error)
+    assert "1" == jupyter.run("kept").text
+    assert "the kernel has ended" in str(jupyter.run("import os; os._exit(1)", timeout_s=60).error)
+    jupyter.restart()
+    assert "1" == jupyter.run("1").text
+
+
+def test_a_kernel_that_is_not_there(sandbox: Sandbox) -> None:
+    with pytest.raises(ExecError, match="no kernel 'nope'"):
+        sandbox.context(kernel="nope", env=ENV)
+    with pytest.raises(ExecError, match="jupyter_client is not installed"):
+        sandbox.context(kernel="python3")
+    with pytest.raises(InvalidRequest):
+        sandbox.context(kernel="../x")

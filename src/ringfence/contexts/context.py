@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import select
 import threading
@@ -12,7 +13,7 @@ from typing import Protocol
 from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..model.base import checks
 from .execution import Cell, CellError, Execution
-from .frames import BrokenFrameError, Reader, argv_of, kernel_of, request
+from .frames import JUPYTER, BrokenFrameError, Reader, argv_of, kernel_of, request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ PYTHON = "python"
 BASH = "bash"
 NODE = "node"
 LANGUAGES = (PYTHON, BASH, NODE)
+LANGUAGE = re.compile(f"({'|'.join(LANGUAGES)})|{JUPYTER}[A-Za-z0-9._+-]{{1,100}}")
 LISTS_VARIABLES = (PYTHON, NODE)
 OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
@@ -63,7 +65,7 @@ class Context:
 
     Attributes:
         id: Of the exec that runs it. `restart` changes it.
-        language: `python`, `bash` or `node`.
+        language: `python`, `bash` or `node`; `jupyter:NAME` of a kernel of Jupyter's.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Context:
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.language: str = checks.choice(language, "language", LANGUAGES, " or ".join(LANGUAGES))
+        if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
+            checks.choice(language, "language", LANGUAGES, " or ".join(LANGUAGES))
+        self.language: str = language
         self._sandbox = sandbox
         self._options = {"cwd": cwd, "env": env}
         self._turn = threading.Lock()
@@ -279,11 +283,11 @@ class Context:
         Raises:
             LifecycleError: The context has ended.
             ExecError: A `repr` failed or took too long.
-            Unsupported: The language is bash.
+            Unsupported: The language is bash, or the kernel Jupyter's.
         """
         if self.language not in LISTS_VARIABLES:
             raise Unsupported(
-                f"variables of {self.language} are not listed", hint="run `declare -p`"
+                f"variables of {self.language} are not listed", hint="a cell can print them"
             )
         with self._turn:
             cell = self._open()

@@ -56,6 +56,7 @@ _NODE_BOOT = (
     "const REST=b.subarray(n+1);eval(b.subarray(0,n).toString())}"
 )
 MARK = "ringfence-context"
+JUPYTER = "jupyter:"  # begins the language of a kernel of Jupyter's; its kernelspec follows
 
 
 def argv_of(language: str) -> list[str]:
@@ -75,8 +76,10 @@ def kernel_of(language: str) -> bytes:
     here = Path(__file__).parent
     if language == "node":
         return (here / "kernel.js").read_bytes() + b"\0"
-    charts = f"\nCHARTS = {(here / 'charts.py').read_text()!r}"
-    return (here / "kernel.py").read_text().replace('\nCHARTS = ""', charts, 1).encode() + b"\0"
+    source = (here / "kernel.py").read_text()
+    part = "jupyter" if language.startswith(JUPYTER) else "charts"
+    text = f"\n{part.upper()} = {(here / f'{part}.py').read_text()!r}"
+    return source.replace(f'\n{part.upper()} = ""', text, 1).encode() + b"\0"
 
 
 def request(do: str, **fields: object) -> bytes:

@@ -43,6 +43,7 @@ _REPRS = {
 }
 CHART = "application/vnd.ringfence.chart+json"
 CHARTS = ""  # source of `charts`, put here when the kernel is sent
+JUPYTER = ""  # source of `jupyter`, likewise
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -366,6 +367,12 @@ class Kernel:
         self._requests, self._rest = _high(0), rest
         self._run = self._evaluate_in_bash if language == "bash" else self._cell
         self._shell: Shell | None = None
+        self._jupyter: Any = None
+        if language.startswith("jupyter:"):
+            self._run = self._evaluate_in_jupyter
+            names: dict[str, Any] = {"__name__": "ringfence_jupyter"}
+            exec(compile(JUPYTER, "<ringfence jupyter>", "exec"), names)
+            self._jupyter = names["Jupyter"](language.partition(":")[2], _high(2))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.wire = Wire()
         self._cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -392,7 +399,11 @@ class Kernel:
             os.setpgid(0, 0)  # an interrupt reaches what a cell started, and nothing else
         except OSError:
             pass
+        if self._jupyter is not None:
+            self._jupyter.start()  # before the mask, which it would inherit
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        if self._jupyter is not None:
+            self.wire.whole.interrupt = self._interrupt_jupyter  # type: ignore[method-assign]
         for body in (self._listen, self.wire.pump):
             threading.Thread(target=body, daemon=True).start()
         signal.signal(signal.SIGINT, self.wire.whole.interrupt)
@@ -530,6 +541,22 @@ class Kernel:
             raise ExitStatus("bash has ended; the next cell gets a fresh one")
         if status:
             raise ExitStatus(str(status))
+
+    def _evaluate_in_jupyter(self, request: dict[str, Any]) -> None:
+        def show(kind: str, data: dict[str, Any]) -> None:
+            parts = {str(mime)[:100]: _encoded(str(mime), each) for mime, each in data.items()}
+            fitting = [each for each in parts.items() if len(each[1]) <= PART_BYTES]
+            self.wire.result(kind, dict(fitting[:32]))
+
+        def answer(prompt: str) -> str | None:
+            self.wire.ask(prompt)
+            return self._answers.get()
+
+        takes_input = answer if request["input"] else None
+        self._jupyter.run(request["code"], self.wire.emit, show, takes_input)
+
+    def _interrupt_jupyter(self, *_signal: object) -> None:
+        self._jupyter.wants_interrupt = True  # nothing is raised: messages are read whole
 
     def _line(self, kind: str, text: str) -> None:
         """Run a line that begins with `!` or `%`."""
@@ -680,6 +707,11 @@ def _clipped(text: str, most: int = TEXT_CHARS) -> str:
 def _error(exc: BaseException) -> dict[str, bytes]:
     import traceback
 
+    if type(exc).__name__ == "CellFailed":
+        return {
+            key: _clipped(part).encode("utf-8", "replace")
+            for key, part in vars(exc)["parts"].items()
+        }
     trace = exc.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next

@@ -6,6 +6,7 @@ import threading
 
 from ..errors import ExecNotFound
 from .context import PYTHON
+from .frames import JUPYTER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ class Contexts:
         self,
         language: str = PYTHON,
         *,
+        kernel: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Context:
-        """Begin a context, or find one by id.
+        """Begin a context, or find one by id. `kernel` names a kernelspec, in place of a language.
 
         Raises:
             ExecNotFound: There is none with that id.
@@ -49,6 +51,8 @@ class Contexts:
         """
         if id is not None:
             return self._known(id)
+        if kernel is not None:
+            language = f"{JUPYTER}{kernel}"
         context = self._begin(language, cwd=cwd, env=env)
         with self._lock:
             self._open = [*(each for each in self._open if each.running), context]

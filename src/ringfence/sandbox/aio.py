@@ -205,6 +205,7 @@ class AsyncSandbox:
         self,
         language: str = "python",
         *,
+        kernel: str | None = None,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         id: str | None = None,
@@ -212,7 +213,7 @@ class AsyncSandbox:
         """Begin an interpreter that keeps its variables; see `Sandbox.context`."""
         from ..contexts import AsyncContext
 
-        begin = partial(self._sandbox.context, language, cwd=cwd, env=env, id=id)
+        begin = partial(self._sandbox.context, language, kernel=kernel, cwd=cwd, env=env, id=id)
         return AsyncContext(await in_own_thread(begin), in_own_thread)
 
     async def run_code(

@@ -371,6 +371,7 @@ class Sandbox:
         self,
         language: str = "python",
         *,
+        kernel: str | None = None,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         id: str | None = None,
@@ -378,6 +379,8 @@ class Sandbox:
         """Begin an interpreter that keeps its variables from one cell to the next.
 
         Args:
+            language: `python`, `bash` or `node`.
+            kernel: Kernelspec that Jupyter has inside, such as `python3`, in place of a language.
             cwd: Where it begins, absolute inside or relative to the session's root.
             env: Added to the sandbox's environment.
             id: Of one that was begun before, in place of a new one.
@@ -386,7 +389,7 @@ class Sandbox:
             ExecError: The interpreter did not start.
             ExecNotFound: There is none with that id.
         """
-        return self._its_contexts.open(language, cwd=cwd, env=env, id=id)
+        return self._its_contexts.open(language, kernel=kernel, cwd=cwd, env=env, id=id)
 
     def run_code(
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]

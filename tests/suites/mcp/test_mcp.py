@@ -27,6 +27,7 @@ from ringfence.images.store import ImageStore
 from ringfence.integrations.mcp import server as serving
 from ringfence.integrations.origin import Origin
 from ringfence.model.mount import OUTPUTS_DIR
+from tests.contexts import ten
 from tests.docs.blocks import blocks_of
 from tests.images.conftest import small
 from tests.suites import at_once, imports, left, remote
@@ -183,6 +184,29 @@ async def test_the_command_over_stdio(tmp_path: Path) -> None:
     assert b"print(6 * 8)" == (tmp_path / "step.py").read_bytes()
     assert all(tool.annotations for tool in tools.values())
     assert ["fetch_outputs"] == [name for name, tool in tools.items() if not tool.output_schema]
+
+
+async def test_ten_cells() -> None:
+    """As of `tests.contexts`, but for `input`, which no tool can answer."""
+    async with over_stdio() as session:
+
+        async def run(code: str) -> Any:
+            return await call(session, "run_code", code=code, timeout_s=120)
+
+        await run(ten.SETUP)
+        drawn = await session.call_tool("run_code", {"code": "draw()", "timeout_s": 120})
+        assert "image" in [each.type for each in drawn.content]
+        assert "42" == (await run("6 * 7"))["result"]
+        assert (await run("DataFrame({'a': [1]})"))["result"]
+        assert "ZeroDivisionError" in (await run("1 / 0"))["stderr"]
+        assert "StdinNotAvailable" in (await run("input()"))["stderr"]
+        assert "5" == (await run("import asyncio\nawait asyncio.sleep(0, 5)"))["result"]
+        await run(ten.PIP)
+        assert "10" == (await run("import tenth; tenth.value"))["result"]
+        assert "characters are left out" in (await run("print('x' * 5_000_000)"))["stdout"]
+        assert "sub\n" == (await run("subprocess.run(['echo', 'sub']);"))["stdout"]
+        script = await call(session, "run_code", code="const x = 41; x + 1", language="javascript")
+        assert "42" == script["result"]
 
 
 @pytest.mark.here

@@ -9,7 +9,7 @@ from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
-from ...contexts.context import LANGUAGES, LISTS_VARIABLES, PYTHON, variables_of
+from ...contexts.context import LANGUAGE, LISTS_VARIABLES, PYTHON, variables_of
 from ...contexts.frames import MOST_CODE_BYTES, argv_of, language_of, request
 from ...errors import ExecError, ExecNotFound, LifecycleError, TooManyRequests, Unsupported
 from ...execs.execs import Execs
@@ -39,7 +39,7 @@ _DONE = {"cache-control": "no-store"}
 class NewContext(schemas.Form):
     """Language, working directory and environment of an interpreter."""
 
-    language: str = Field(PYTHON, pattern=f"^({'|'.join(LANGUAGES)})$")
+    language: str = Field(PYTHON, pattern=f"^({LANGUAGE.pattern})$")
     cwd: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
@@ -261,7 +261,7 @@ async def variables(
     """List the variables of a context of Python or Node."""
     run = await _live(service, execs, caller, sandbox_id, context_id)
     if language_of(run.view().argv) not in LISTS_VARIABLES:
-        raise Unsupported("variables of bash are not listed", hint="run `declare -p`")
+        raise Unsupported("variables of this language are not listed", hint="print them")
     sending, cell_id = sending_of(service), new_cell(run)
     await sending.send(run, request("variables", cell=cell_id))
     found = Events(service, sending, run, cell_id, cell_offset(run, cell_id), _VARIABLES_S)

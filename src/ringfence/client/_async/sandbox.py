@@ -173,12 +173,13 @@ class AsyncRemoteSandbox:
         self,
         language: str = "python",
         *,
+        kernel: str | None = None,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> AsyncContext:
         """Begin an interpreter that keeps its variables; see `Sandbox.context`. It outlives this client."""
-        return await open_context(self, language, cwd=cwd, env=env, id=id)
+        return await open_context(self, language, kernel=kernel, cwd=cwd, env=env, id=id)
 
     async def run_code(
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]

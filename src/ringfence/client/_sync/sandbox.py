@@ -174,12 +174,13 @@ class RemoteSandbox:
         self,
         language: str = "python",
         *,
+        kernel: str | None = None,
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Context:
         """Begin an interpreter that keeps its variables; see `Sandbox.context`. It outlives this client."""
-        return open_context(self, language, cwd=cwd, env=env, id=id)
+        return open_context(self, language, kernel=kernel, cwd=cwd, env=env, id=id)
 
     def run_code(
         self, code: str, *, language: str = "python", **options: Unpack[CellParts]

@@ -1,0 +1,119 @@
+"""A kernel of Jupyter's as the interpreter of a context. Runs inside the sandbox, sent with `kernel.py`.
+
+It speaks Jupyter's messages by the `jupyter_client` that is installed there, and our frames outwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import re
+from typing import Any, Callable, Optional  # noqa: UP035  Python 3.8
+
+READY_S = 55
+_LOOKS_S = 0.05  # at interrupts and questions, which come by other ways than output
+_SHOWN = {"execute_result": "main", "display_data": "display"}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class CellFailed(Exception):  # noqa: N818  never shown: its parts are
+    """The error of a cell, as the kernel tells it."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        trace = _COLOURS.sub("", "\n".join(map(str, content.get("traceback", ()))))
+        parts = {"name": content.get("ename"), "value": content.get("evalue"), "traceback": trace}
+        self.parts = {key: str(value or "") for key, value in parts.items()}
+
+
+class Jupyter:
+    """A kernel that was started by its kernelspec.
+
+    Args:
+        name: Of the kernelspec.
+        stderr: Descriptor for the reason if it does not start, or ends.
+    """
+
+    def __init__(self, name: str, stderr: int) -> None:
+        self._stderr, self.wants_interrupt = stderr, False
+        try:
+            library: Any = importlib.import_module("jupyter_client")  # the sandbox's
+            self._manager = library.KernelManager(kernel_name=name)
+            self._manager.kernel_spec  # noqa: B018  reads the kernelspec
+        except ImportError:
+            self._end("jupyter_client is not installed in the sandbox")
+        except Exception as exc:  # noqa: BLE001  whatever the library raises
+            self._end(f"no kernel {name!r}: {exc}")
+
+    def start(self) -> None:
+        """Start the kernel, and wait until it answers."""
+        try:
+            self._manager.start_kernel(cwd=os.getcwd())
+            self._client = self._manager.blocking_client()
+            self._client.start_channels()
+            self._client.wait_for_ready(timeout=READY_S)
+        except Exception as exc:  # noqa: BLE001  whatever the library raises
+            self._end(f"the kernel did not start: {exc}")
+
+    def _end(self, reason: str) -> None:
+        os.write(self._stderr, f"{reason}\n".encode())
+        os._exit(1)
+
+    def run(
+        self,
+        code: str,
+        emit: Callable[[str, bytes], None],
+        show: Callable[[str, dict[str, Any]], None],
+        answer: Optional[Callable[[str], Optional[str]]],  # noqa: UP045
+    ) -> None:
+        """Run a cell to its end.
+
+        Raises:
+            CellFailed: It failed.
+            KeyboardInterrupt: It was interrupted, and the kernel does not call that an error.
+        """
+        self.wants_interrupt = was_interrupted = False
+        message, error = self._client.execute(code, allow_stdin=answer is not None), None
+        while True:
+            if self.wants_interrupt:
+                self.wants_interrupt, was_interrupted = False, True
+                self._manager.interrupt_kernel()
+            self._ask(answer)
+            event = self._next(self._client.get_iopub_msg, _LOOKS_S)
+            if event is None:
+                if not self._manager.is_alive():
+                    self._end("the kernel has ended")
+                continue
+            kind, content = event["msg_type"], event["content"]
+            if kind == "stream":  # also of threads and earlier cells
+                text = content["text"].encode("utf-8", "replace")
+                emit("out" if content["name"] == "stdout" else "err", text)
+            elif event["parent_header"].get("msg_id") != message:
+                continue
+            elif kind in _SHOWN:
+                show(_SHOWN[kind], content["data"])
+            elif kind == "error":
+                error = CellFailed(content)
+            elif kind == "status" and content["execution_state"] == "idle":
+                break
+        self._settle(error, was_interrupted)
+
+    def _ask(self, answer: Optional[Callable[[str], Optional[str]]]) -> None:  # noqa: UP045
+        question = self._next(self._client.get_stdin_msg, 0)
+        if question is not None and answer is not None:
+            text = answer(str(question["content"].get("prompt", "")))
+            self._client.input("\x04" if text is None else text)
+
+    def _settle(self, error: Optional[CellFailed], was_interrupted: bool) -> None:  # noqa: UP045
+        while self._next(self._client.get_shell_msg, 0) is not None:
+            pass  # the replies, which say what the events said
+        if error is not None:
+            raise error
+        if was_interrupted:
+            raise KeyboardInterrupt
+
+    def _next(self, get: Callable[..., Any], timeout_s: float) -> Any:
+        try:
+            return get(timeout=timeout_s)
+        except queue.Empty:
+            return None
