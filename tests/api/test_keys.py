@@ -112,6 +112,18 @@ def test_a_rotated_key_has_another_secret(opened: Opened, client: httpx.Client) 
     assert 422 == client.post(at, json={"overlap_s": -1}).status_code
 
 
+def test_a_token_has_one_secret(opened: Opened, client: httpx.Client) -> None:
+    ann = opened()
+    at = ann.post("/v1/sandboxes", json={}).raise_for_status().json()["id"]
+    token = ann.post(f"/v1/sandboxes/{at}/tokens").raise_for_status().json()
+
+    refused = client.post(f"/v1/keys/{token['id']}/rotate")
+
+    assert 409 == refused.status_code
+    assert "create a new token" == refused.json()["hint"]
+    ann.delete(f"/v1/sandboxes/{at}")
+
+
 def test_nobody_deletes_the_key_they_use_by_accident(opened: Opened) -> None:
     admin = opened(scope="admin")
     at = f"/v1/keys/{_id(admin)}"

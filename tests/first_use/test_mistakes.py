@@ -308,7 +308,7 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("policy text", lambda: R.NetworkPolicy(allowed_hosts="a.org"), "str", '["a.org"]'),
     ("policy all", lambda: R.NetworkPolicy(allowed_hosts=["all"]), "'all'", "unrestricted"),
     ("manager", lambda: R.SessionManager(backends="native"), "backends", '["native"]'),
-    ("template name", lambda: R.Template.from_host().build("A b"), "'A b'", "in lower case"),
+    ("template name", lambda: R.Template.from_host().build("A b"), "'A b'", "a-z 0-9"),
     (
         "template apt",
         lambda: R.Template.from_host().apt_install("x"),
@@ -515,7 +515,7 @@ ON_SERVER: list[tuple[str, str, str]] = [
     ("template build", "NAME", "template build NAME"),
     ("template build ds", "no requirement", "pandas>=2"),
     ("template build ds pandas", "'pandas'", "--pip pandas"),
-    ("template build Tools --pip six", "'Tools'", "lower case"),
+    ("template build Tools --pip six", "'Tools'", "a-z 0-9"),
     ("template build ds --pip -r", "'-r'", "pandas>=2"),
     ("template build ds --pip six --find-links nope", "/nope", "on this host"),
     ("template build ds --pip six --index-url pypi.org", "'pypi.org'", "https://"),

@@ -397,6 +397,7 @@ def test_a_stopped_pid_1_lets_callers_wait_and_a_killed_one_ends_them(
     pidfd = os.pidfd_open(init_pid(sandbox))
     try:
         process = sandbox.start(["python3", "-c", _ASKS], stream_stdin=True, timeout_s=120)
+        assert process.stdin is not None
         output = iter(process.stdout)
         seen = b""
 

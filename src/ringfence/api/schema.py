@@ -84,7 +84,7 @@ _PATH: Schema = {**_STRING, "minLength": 1, "maxLength": 4095}
 _ABSOLUTE = _like("^/", 4095)
 _TARGET = _like("^/+[^/]", 4095)
 _BASE64 = _like("^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
-_VARIABLE = _like("^[A-Za-z_][A-Za-z0-9_]*$")
+VARIABLE = _like("^[A-Za-z_][A-Za-z0-9_]*$")
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110, section 5.6.2
 _USER: Schema = {
     "anyOf": [
@@ -94,8 +94,8 @@ _USER: Schema = {
     ]
 }
 _BY_NAME: dict[str, Schema] = {
-    "env": _map(_VARIABLE),
-    "secrets": _map(_VARIABLE),
+    "env": _map(VARIABLE),
+    "secrets": _map(VARIABLE),
     "labels": _map({**_LABEL, "minLength": 1}, _LABEL, maxProperties=_checks.MOST_LABELS),
     "user": _USER,
     "snapshot_id": _or_null(_ID),
@@ -125,7 +125,7 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("NetworkRule", "action"): {"enum": list(_rules.ACTIONS)},
     ("NetworkRule", "methods"): _list(_like(f"^{_TOKEN}$"), 64),
     ("NetworkRule", "paths"): _list({**_STRING, "minLength": 1}),
-    ("Credential", "secret"): _VARIABLE,
+    ("Credential", "secret"): VARIABLE,
     ("Credential", "header"): _like(f"^{_TOKEN}$"),
     ("Credential", "scheme"): _like(f"^({_TOKEN})?$"),
     ("SessionTimeouts", "on_idle"): {"enum": list(_client_session.ON_IDLE)},

@@ -183,13 +183,10 @@ class Template:
             ImageNotFound: What it starts from is not on this machine.
             ExecError: A step failed; what steps before it made is kept for the next time.
         """
-        if name is not None:
-            reference = checks.text(name, "name", empty=False)
-            try:
-                Reference.parse(reference)
-            except InvalidRequest as exc:
-                hint = "as tools, team/tools or tools:2, in lower case"
-                raise InvalidRequest(f"{name!r} is not a name", field="name", hint=hint) from exc
+        if name is not None and self.image:
+            Reference.parse(checks.text(name, "name", empty=False))
+        elif name is not None:
+            checks.name(name, "name")
         store = store or (ImageStore() if self.image else store_of())
         image = store.find(self.image) if self.image else store.scratch(host_steps.base())
         changes = dict[str, Any]()

@@ -151,11 +151,11 @@ class Authenticator:
 
         Raises:
             NotFound: There is none.
-            InvalidRequest: It is a token.
+            LifecycleError: It is a token.
         """
         record = self._need(key_id)
         if record.scope == TOKEN:
-            raise InvalidRequest("tokens cannot be rotated: create a new token", field="key_id")
+            raise LifecycleError("a token cannot be rotated", hint="create a new token")
         secret, until = secrets.token_urlsafe(_SECRET_BYTES), time.time() + overlap_s
         changes = {
             "digest": digest_of(secret),

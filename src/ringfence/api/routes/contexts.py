@@ -18,6 +18,7 @@ from ...model.execs.exec import ExecRequest
 from .. import bodies, schemas
 from ..models import json_answer
 from ..routers import Router
+from ..schema import VARIABLE
 from ..service import Service, TheCaller, TheService
 from ..streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..streaming.lines import NDJSON
@@ -41,7 +42,7 @@ class NewContext(schemas.Form):
 
     language: str = Field(PYTHON, pattern=f"^({LANGUAGE.pattern})$")
     cwd: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict, json_schema_extra={"propertyNames": VARIABLE})
 
 
 class NewCell(schemas.Form):
