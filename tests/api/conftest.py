@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -46,6 +47,13 @@ class Daemon:
         transport = httpx.HTTPTransport(uds=self.socket)
         return httpx.Client(transport=transport, base_url="http://localhost", timeout=60, **options)
 
+    def end(self) -> None:
+        """Stop it, and end the nodes of a cluster's gateway."""
+        self.stop()
+        if CLUSTER:
+            command = [*_RINGFENCE, "cluster", "down", *_of_cluster(self.state_dir, "address")]
+            subprocess.run(command, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+
     def stop(self) -> int:
         """SIGTERM, and its exit code."""
         if self.process.poll() is None:
@@ -57,24 +65,31 @@ class Daemon:
 
 
 StartDaemon = Callable[..., Daemon]
+CLUSTER = os.environ.get("RINGFENCE_TEST_CLUSTER", "")
+"""Address of a Ray cluster: each daemon is a gateway then, to nodes of its own on that cluster."""
+_RINGFENCE = (sys.executable, "-m", "ringfence")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def _of_cluster(state_dir: Path, option: str) -> list[str]:
+    name = hashlib.sha256(str(state_dir).encode()).hexdigest()[:16]
+    return [f"--{option}", CLUSTER, "--cluster-name", name] if CLUSTER else []
 
 
 def start(state_dir: Path, *options: str) -> Daemon:
     """Start one and wait until it listens."""
     process = subprocess.Popen(
         [
-            sys.executable,
-            "-m",
-            "ringfence",
-            "serve",
-            "--json",
-            "--state-dir",
-            str(state_dir),
+            *(*_RINGFENCE, "serve", "--json", "--state-dir", str(state_dir)),
+            *_of_cluster(state_dir, "cluster"),
             *options,
         ],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=_environment(),
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -97,7 +112,7 @@ def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaem
 
     yield make
     for daemon in started:
-        daemon.stop()
+        daemon.end()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import RingfenceError
@@ -35,23 +35,30 @@ class _App(FastAPI):
     which the requests that are made most often need none.
     """
 
-    def __init__(self, service: Service, **settings: Any) -> None:
+    def __init__(
+        self, service: Service, behind: Callable[[ASGIApp], ASGIApp], **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self.state.service = service
-        self._entrance = AccessMiddleware(FastPath(super().__call__, service), service)
+        self._entrance = AccessMiddleware(behind(super().__call__), service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self._entrance(scope, receive, send)
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application over a service."""
+def make_app(service: Service, behind: Callable[[ASGIApp], ASGIApp] | None = None) -> FastAPI:
+    """The application over a service.
+
+    Args:
+        behind: Makes what stands between the door and the framework's application; None: the fast path.
+    """
     routes = [each for router in ROUTERS for each in router.routes]
     permissions.check_complete(routes_of(routes))
     # Not `include_router`: it works out each route a second time, when the first request comes.
     app = _App(
         service,
+        behind or partial(FastPath, service=service),
         routes=routes,
         title="Ringfence",
         version=__version__,

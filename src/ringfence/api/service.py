@@ -44,6 +44,8 @@ class Settings:
     origin_policy: OriginPolicy = field(default_factory=OriginPolicy)
     bounds: Bounds = field(default_factory=Bounds)
     permissions: Permissions = field(default_factory=Permissions)
+    gateway_secret: bytes = field(default=b"", repr=False)
+    """What gateways seal callers with; empty where the server is no node of a cluster."""
 
 
 @dataclass

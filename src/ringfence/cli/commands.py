@@ -394,6 +394,16 @@ SERVE = Command(
             field="e2b.domain",
         ),
         Option(
+            "cluster",
+            "ADDRESS",
+            "serve the sandboxes of all machines of a Ray cluster: HOST:PORT of its head, or auto",
+        ),
+        Option(
+            "cluster-name",
+            "NAME",
+            "with --cluster: which Ringfence cluster on it; default: default",
+        ),
+        Option(
             "allow-host",
             "NAME",
             "accept this name in Host headers; default: only the address of --listen",
@@ -605,6 +615,44 @@ else a new token, printed on stderr.""",
     ),
 )
 
+_OF_A_CLUSTER = (
+    Option(
+        "address", "ADDRESS", "head of the Ray cluster: HOST:PORT; default: auto, this machine's"
+    ),
+    Option("cluster-name", "NAME", "Ringfence cluster on it; default: default"),
+)
+
+CLUSTER = Command(
+    "cluster",
+    "Start, show and end a cluster of machines on Ray.",
+    arguments="up|status|down [OPTIONS]",
+    options=(
+        *_OF_A_CLUSTER,
+        Option("join", "ADDRESS", "up: join the Ray cluster of this head in place of starting one"),
+        JSON,
+        HELP,
+    ),
+    words="up status down",
+    details="""\
+`up` runs `ray start` on this machine unless --address names a cluster, and starts a server on every
+node. `down` ends these servers with their sandboxes; Ray itself goes on until `ray stop`.""",
+    examples=(
+        ("start a head here", "ringfence cluster up"),
+        ("join from another machine", "ringfence cluster up --join 10.0.0.5:6379"),
+        ("serve the whole cluster", "ringfence serve --cluster auto --listen 127.0.0.1:7878"),
+    ),
+)
+
+NODES = Command(
+    "nodes",
+    "List the nodes of a cluster, or drain one.",
+    arguments="[drain NODE | undrain NODE] [OPTIONS]",
+    options=(*_OF_A_CLUSTER, JSON, HELP),
+    words="drain undrain",
+    details="A node that drains takes no new sandboxes; those that it has go on.",
+    examples=(("before maintenance", "ringfence nodes drain 38a31f91"),),
+)
+
 COMPLETION = Command(
     "completion",
     "Print a completion script for a shell.",
@@ -625,6 +673,20 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .server.commands import REMOTE
 
-    found = (RUN, IMAGE, TEMPLATE, SERVE, BACKUP, RESTORE, MCP, *REMOTE, DOCTOR, BENCH, COMPLETION)
+    found = (
+        RUN,
+        IMAGE,
+        TEMPLATE,
+        SERVE,
+        BACKUP,
+        RESTORE,
+        CLUSTER,
+        NODES,
+        MCP,
+        *REMOTE,
+        DOCTOR,
+        BENCH,
+        COMPLETION,
+    )
     globals()[name] = found
     return found

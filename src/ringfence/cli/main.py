@@ -28,7 +28,12 @@ _REMOTE = {
     "keys": "server.serving.keys",
     "pool": "server.serving.pool",
 }
-_OF_STATE = {"backup": "backup.save", "restore": "backup.restore"}
+_OTHERS = {
+    "backup": "backup.save",
+    "restore": "backup.restore",
+    "cluster": "cluster.cluster",
+    "nodes": "cluster.nodes",
+}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,7 +185,7 @@ def _command(name: str, argv: Sequence[str]) -> int:
         from .completion import main as completion
 
         return completion(argv)
-    if where := _REMOTE.get(name) or _OF_STATE.get(name):
+    if where := _REMOTE.get(name) or _OTHERS.get(name):
         from importlib import import_module
 
         room, _, function = where.rpartition(".")

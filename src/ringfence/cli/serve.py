@@ -56,9 +56,19 @@ def main(argv: Sequence[str]) -> int:
 
     with held(config) as first:  # who connects from here on waits, and is answered
         _load()
+
+        def ready(addresses: list[str]) -> None:
+            _ready(addresses, as_json="json" in given)
+
+        if "cluster" in given:
+            from ..cluster.serve import serve as serve_cluster
+
+            name = given.get("cluster-name", "default")
+            serve_cluster(config, first, ready, cluster=given["cluster"], name=name)
+            return 0
         from ..daemon.serve import serve
 
-        serve(config, first, lambda addresses: _ready(addresses, as_json="json" in given))
+        serve(config, first, ready)
     return 0
 
 

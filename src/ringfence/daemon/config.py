@@ -15,6 +15,7 @@ from ..model.places import state_directory
 from ..policy.host_networks import HostNetworks
 from ..sessions.config import ManagerConfig
 from .logs import LEVELS
+from .membership import Membership
 from .sockets import check_address
 
 TYPE_CHECKING = False
@@ -46,6 +47,7 @@ class DaemonConfig(Model):
         most: Ceilings of what users' keys may ask for.
         bounds: How much is taken in, and how patiently.
         e2b: E2B's API on the same sockets, as its SDKs call it; None: it is not served.
+        membership: In a cluster, whose node actor starts the daemon; None: it is of none.
         log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
 
@@ -63,6 +65,7 @@ class DaemonConfig(Model):
     most: Ceilings = field(default_factory=Ceilings)
     outlive_s: float = 600.0
     e2b: E2BSettings | None = None
+    membership: Membership | None = None
     log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
@@ -106,6 +109,7 @@ class DaemonConfig(Model):
     def _nested(cls) -> jsonform.Readers:
         return {
             "e2b": E2BSettings.from_json,
+            "membership": Membership.from_json,
             "manager": ManagerConfig.from_json,
             "bounds": Bounds.from_json,
             "most": Ceilings.from_json,

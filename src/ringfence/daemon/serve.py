@@ -14,11 +14,13 @@ import time
 
 from ..errors import RingfenceError
 from ..linux.malloc import M_ARENA_MAX, mallopt
+from .membership import hold_lease, read_secret
 from .succession import LEAVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
+    from typing import Any
 
     import uvicorn
     from fastapi import FastAPI
@@ -51,17 +53,20 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
     from ..api.streaming.breaking import quiet_server
     from ..execs.execs import Execs
     from ..execution.service import ExecutionService
+    from ..model.base.ids import set_node
     from ..sessions import liveness
     from ..sessions.manager import SessionManager
     from . import logs
 
     logs.set_up(config.log_level)
-    _have_many_files()
+    have_many_files()
     # Each arena keeps what it was freed. There is one for every few threads, which take turns anyway.
     mallopt(M_ARENA_MAX, _ARENAS)
     # Between the loop and a thread that computes: with more, the loop waits for longer than it works.
     sys.setswitchinterval(_SWITCH_S)
     quiet_server()
+    if config.membership:
+        set_node(config.membership.node)
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(
             SessionManager(
@@ -75,7 +80,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             logs.follow(manager.events)
             audit = Audit(config.state_dir)
             stack.callback(audit.close)
-            service = Service(manager, _settings(config), audit)
+            service = Service(manager, settings_of(config), audit)
             stack.callback(service.thread_pools.close)
             stack.callback(_flush, service)
             execs = stack.enter_context(contextlib.closing(Execs(manager)))
@@ -84,7 +89,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             )
             app = make_app(service)
             app.state.execs, app.state.executions = execs, executions
-            leave = _run(config, app, _front(config, app), held, ready)
+            leave = run(config, app, _front(config, app), held, ready)
         except Exception:
             # Not for a Ctrl-C: what the daemon before left is ended only by who asks for it.
             if config.outlive_s and manager.index.all():
@@ -105,7 +110,7 @@ def _flush(service: Service) -> None:
         service.authenticator.flush()
 
 
-def _have_many_files() -> None:
+def have_many_files() -> None:
     """As many as this user may: each sandbox takes some, and so does each connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
@@ -114,7 +119,8 @@ def _have_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _settings(config: DaemonConfig) -> Settings:
+def settings_of(config: DaemonConfig) -> Settings:
+    """The settings of the API."""
     from ..api.access.origin_policy import OriginPolicy
     from ..api.access.permissions import Permissions
     from ..api.service import Settings
@@ -127,9 +133,9 @@ def _settings(config: DaemonConfig) -> Settings:
     origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
     origin_policy = OriginPolicy(frozenset(names), origins)
     networks = HostNetworks(config.host_networks)
-    return Settings(
-        origin_policy, config.bounds, Permissions(config.host_roots, networks, config.most)
-    )
+    permissions = Permissions(config.host_roots, networks, config.most)
+    secret = read_secret(config.state_dir) if config.membership else b""
+    return Settings(origin_policy, config.bounds, permissions, secret)
 
 
 def _front(config: DaemonConfig, app: FastAPI) -> ASGIApp:
@@ -141,14 +147,19 @@ def _front(config: DaemonConfig, app: FastAPI) -> ASGIApp:
     return Door(app, app.state.service, app.state.execs, config.e2b)
 
 
-def _run(
+def run(
     config: DaemonConfig,
     app: FastAPI,
     front: ASGIApp,
     held: Held,
     ready: Callable[[list[str]], None],
+    beside: Callable[[], list[Coroutine[Any, Any, None]]] = list,
 ) -> bool:
-    """Serve until told to end; whether to leave the sandboxes to the next daemon."""
+    """Serve until told to end; whether to leave the sandboxes to the next daemon.
+
+    Args:
+        beside: Makes what runs on the loop meanwhile.
+    """
     import uvicorn
 
     told: list[int] = []
@@ -209,9 +220,13 @@ def _run(
         while not all(each.started for each in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.005)
         ready([address(sock, tls) for sock, tls in held.listeners])
-        giving_back = asyncio.ensure_future(give_back())
+        others = [give_back(), *beside()]
+        if config.membership:
+            others.append(hold_lease(config.membership, config.state_dir))
+        running = [asyncio.ensure_future(each) for each in others]
         await asyncio.gather(*tasks)
-        giving_back.cancel()
+        for each in running:
+            each.cancel()
 
     import uvloop
 

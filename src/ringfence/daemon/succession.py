@@ -35,6 +35,14 @@ def take_over(state_dir: str) -> bool:
     return _tell(state_dir, LEAVE)
 
 
+def is_held(state_dir: str) -> bool:
+    """Return whether a daemon holds a state directory; it may still be starting, or ending."""
+    pidfd = _holder(state_dir)
+    if pidfd >= 0:
+        os.close(pidfd)
+    return pidfd >= 0
+
+
 def _tell(state_dir: str, signum: int) -> bool:
     pidfd = _holder(state_dir)
     if pidfd < 0:

@@ -44,9 +44,13 @@ class Authenticator:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known = {record.id: record for record in store.every_key()}
+        self.read()
         self._used: dict[str, float] = {}
         self._flushed = time.monotonic()
+
+    def read(self) -> None:
+        """Read all keys anew: in a cluster, another gateway has changed some."""
+        self._known = {record.id: record for record in self._store.every_key()}
 
     # -- opening --------------------------------------------------------------------------------
 

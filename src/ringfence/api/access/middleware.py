@@ -25,7 +25,7 @@ from ...errors import (
 from .. import problems
 from ..admission import Body
 from ..service import Caller, Service
-from . import origin_policy, permissions
+from . import gateways, origin_policy, permissions
 from .audit import LONGEST_PATH
 from .caller import ADMIN
 from .open_requests import OpenRequest
@@ -101,7 +101,7 @@ class _Passing:
         self._caller: Caller | None = None
         self._body: Body | None = None
         self._open: OpenRequest | None = None
-        self._why, self._is_written = "", False
+        self._why, self._is_written, self._is_of_gateway = "", False, False
         self._method = method = scope.get("method", permissions.WEBSOCKET)
         self._found = permissions.find("GET" if method == "HEAD" else method, scope["path"])
         self._takes = self._found.rule.body if self._found else permissions.JSON
@@ -147,8 +147,12 @@ class _Passing:
             TooLarge, Unsupported: The announced body is too large, or its encoding is not accepted.
         """
         service, headers = self._service, self._headers
-        self._check_names()
-        caller = self._caller = self._who()
+        caller = self._of_gateway()
+        self._is_of_gateway = caller is not None
+        if caller is None:
+            self._check_names()
+            caller = self._who()
+        self._caller = caller
         if self._found is not None:
             permissions.check_route(caller, self._found)
         if headers.get("content-encoding", "identity") != "identity":
@@ -158,6 +162,20 @@ class _Passing:
         if is_whole and int(length or "0") > service.admission.bounds.body_bytes:
             raise TooLarge(f"a body of {length} bytes exceeds the limit")
         self._state["caller"], self._state["found"] = caller, self._found
+        return caller
+
+    def _of_gateway(self) -> Caller | None:
+        """The caller of a request that a gateway of this node's cluster has let in."""
+        secret, header = self._service.settings.gateway_secret, self._headers.get(gateways.HEADER)
+        if not secret or header is None:
+            return None
+        scope = self._scope
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        caller = gateways.unseal(secret, header, self._method, target)
+        if caller is None:
+            hint = "compare the clocks of both machines, and restart the gateway"
+            raise Unauthenticated("the gateway is not one of this cluster", hint=hint)
         return caller
 
     def _who(self) -> Caller:
@@ -237,6 +255,8 @@ class _Passing:
                 (b"x-request-id", self._id.encode()),
                 _NO_SNIFFING,
             ]
+            if self._is_of_gateway and (made := self._state.get("made")):
+                headers.append((gateways.MADE.encode(), made.encode()))
             origin = self._headers.get("origin")
             if origin is not None and origin.lower() in self._service.origin_policy.origins:
                 shown = b"x-request-id, retry-after, content-range"

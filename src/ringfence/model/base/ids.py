@@ -13,9 +13,32 @@ MAX_LENGTH = 63  # one DNS label, and far below NAME_MAX
 _UUID_LENGTH = 36
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _ALLOWED = _LOWER | {"-"}
+_HEX = frozenset("0123456789abcdef")
+
+_NODE_DIGITS = 8
+_AT_NODE = -12  # of an id: the last group of its UUID begins there
 
 _lock = allocate_lock()
 _last = 0
+_node = ""
+
+
+def set_node(node: str) -> None:
+    """Let every id that this process makes from now on name its node of a cluster.
+
+    Args:
+        node: Eight hexadecimal digits; empty for none.
+    """
+    global _node
+    if node and (len(node) != _NODE_DIGITS or not _HEX.issuperset(node)):
+        checks.refuse("node", f"{node!r} is not {_NODE_DIGITS} hexadecimal digits")
+    _node = node
+
+
+def node_of(any_id: str) -> str:
+    """Read the node in an id of `new_id`; anything at all where the process that made it had none."""
+    found = any_id[_AT_NODE : _AT_NODE + _NODE_DIGITS]
+    return found if len(found) == _NODE_DIGITS and _HEX.issuperset(found) else ""
 
 
 def new_id(prefix: str) -> str:
@@ -63,7 +86,9 @@ def _uuid7() -> str:
     ticks = _next_ticks()
     low = int.from_bytes(os.urandom(8), "big") & (2**62 - 1) | 1 << 63
     digits = f"{ticks >> 12:012x}7{ticks & 0xFFF:03x}{low:016x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    # Random bits give way to the node: within it, the count of ticks alone keeps ids apart.
+    last = _node + digits[20 + len(_node) :]
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{last}"
 
 
 def _next_ticks() -> int:

@@ -1,0 +1,100 @@
+"""`ringfence cluster` and `ringfence nodes`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ..errors import InvalidRequest
+from .commands import CLUSTER, NODES
+from .options import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..cluster.directory import Directory
+    from .options import Command
+
+
+def cluster(argv: Sequence[str]) -> int:
+    """`cluster`; returns its exit code."""
+    given, words = _read(CLUSTER, argv)
+    if "help" in given:
+        return 0
+    if len(words) != 1 or words[0] not in ("up", "status", "down"):
+        raise InvalidRequest("give one of up, status, down", field="VERB", hint=_usage(CLUSTER))
+    from ..cluster import admin
+
+    if words == ["up"]:
+        if "address" not in given or "join" in given:
+            text = admin.up(given.get("join", ""))
+            if "json" not in given:
+                sys.stdout.write(text)
+        _show(given, admin.start(_directory(given)))
+    elif words == ["status"]:
+        _show(given, admin.nodes(_directory(given)))
+    else:
+        ended = admin.down(_directory(given))
+        print(json.dumps({"ended": ended}) if "json" in given else f"ended {ended} nodes")
+    return 0
+
+
+def nodes(argv: Sequence[str]) -> int:
+    """`nodes`; returns its exit code."""
+    given, words = _read(NODES, argv)
+    if "help" in given:
+        return 0
+    from ..cluster import admin
+
+    if not words:
+        _show(given, admin.nodes(_directory(given)))
+    elif len(words) == 2 and words[0] in ("drain", "undrain"):
+        admin.drain(_directory(given), words[1], draining=words[0] == "drain")
+    else:
+        raise InvalidRequest("give nothing, or drain NODE", field="VERB", hint=_usage(NODES))
+    return 0
+
+
+def _read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
+    given, words = parse(command, argv)
+    verbs: list[str] = []
+    while words and not words[0].startswith("-"):  # options may follow the verb
+        verbs.append(words[0])
+        more, words = parse(command, words[1:])
+        given |= more
+    if "help" in given:
+        from .help import help_of
+
+        sys.stdout.write(help_of(command))
+    return given, [*verbs, *words]
+
+
+def _usage(command: Command) -> str:
+    return f"ringfence {command.name} {command.arguments}"
+
+
+def _directory(given: dict[str, Any]) -> Directory:
+    from ..cluster.directory import connect
+
+    return connect(given.get("address", "auto"), given.get("cluster-name", "default"))
+
+
+def _show(given: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    if "json" in given:
+        print(json.dumps(found))
+        return
+    from .tables import show
+
+    heads = ("NODE", "HOST", "STATUS", "SANDBOXES", "LOAD", "FREE", "TIERS", "BACKENDS")
+    rows = [
+        (
+            *(each["node"], each["host"], each["status"]),
+            *(f"{each['active']}/{each['max_sandboxes']}", f"{each['load']:.1f}/{each['cpus']}"),
+            f"{each['free_memory_bytes'] >> 20} MiB",
+            *(",".join(each["tiers"]), ",".join(each["backends"])),
+        )
+        for each in found
+    ]
+    show(heads, rows)

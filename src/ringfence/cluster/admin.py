@@ -1,0 +1,122 @@
+"""Starting, showing, draining and ending a cluster: what `ringfence cluster` and `ringfence nodes` do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from ..errors import BackendUnavailable, NotFound, ServerUnreachable
+from . import node
+from .directory import Directory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_STOP_S = 60.0
+_RAY_S = 120.0
+
+
+def up(join: str = "") -> str:
+    """Start Ray on this machine, as a head or as a node of one; what Ray prints.
+
+    Args:
+        join: HOST:PORT of the head; empty starts one here.
+
+    Raises:
+        BackendUnavailable: Ray is not installed, or does not start.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), "ray")
+    program = beside if os.path.exists(beside) else shutil.which("ray")
+    if program is None:
+        raise BackendUnavailable("Ray is not installed", hint='pip install "ringfence[ray]"')
+    where = [f"--address={join}"] if join else ["--head", "--include-dashboard=false"]
+    try:
+        done = subprocess.run(
+            [program, "start", *where, "--disable-usage-stats"],
+            capture_output=True,
+            text=True,
+            timeout=_RAY_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise BackendUnavailable(f"`ray start` took more than {_RAY_S:g} s") from exc
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        why = lines[-1] if lines else f"it ended with {done.returncode}"
+        hint = "`ray status` shows what runs here; `ray stop` ends it"
+        raise BackendUnavailable(f"`ray start` failed: {why}", hint=hint)
+    return done.stdout
+
+
+def start(directory: Directory) -> list[dict[str, Any]]:
+    """Start the daemon of every node, and wait until each has told how it is."""
+    alive = [each for each, is_alive in directory.ray_nodes().items() if is_alive]
+    for ray_id in alive:
+        node.ensure(directory.name, ray_id)
+    until = time.monotonic() + _STOP_S
+    while True:
+        found = nodes(directory)
+        there = {each["ray_id"] for each in found}
+        if there >= {*alive} or time.monotonic() > until:
+            return found
+        time.sleep(0.2)
+
+
+def nodes(directory: Directory) -> list[dict[str, Any]]:
+    """Every node that has told how it is, and whether its Ray node lives."""
+    alive = directory.ray_nodes()
+    lost = {key.removeprefix("lost/") for key in directory.list("lost/")}
+    found = []
+    for text in directory.many("node/").values():
+        form = json.loads(text)
+        is_there = alive.get(form["ray_id"]) is True and form["node"] not in lost
+        status = "draining" if form["is_draining"] else "ready"
+        found.append({**form, "status": status if is_there else "lost"})
+    return sorted(found, key=lambda each: each["node"])
+
+
+def drain(directory: Directory, tag: str, *, draining: bool = True) -> None:
+    """Have a node take no new sandboxes, or take them again.
+
+    Raises:
+        NotFound: There is none of this name.
+    """
+    if directory.get(f"node/{tag}") is None:
+        raise NotFound(f"no node {tag!r}", hint="`ringfence nodes` lists them")
+    key = f"drain/{tag}"
+    directory.put(key, b"1") if draining else directory.remove(key)
+
+
+def down(directory: Directory) -> int:
+    """End every node's daemon with its sandboxes, and forget the cluster; how many nodes there were.
+
+    Raises:
+        ServerUnreachable: One does not end.
+    """
+    import ray
+
+    actors = []
+    for ray_id, is_alive in directory.ray_nodes().items():
+        if is_alive:
+            try:
+                actors.append(node.find(directory.name, ray_id))
+            except ValueError:  # it has none
+                continue
+    try:
+        ray.get([each.stop.remote() for each in actors], timeout=_STOP_S)
+    except ray.exceptions.GetTimeoutError as exc:
+        raise ServerUnreachable("a node does not end", hint="look at its serve.log") from exc
+    except ray.exceptions.RayError as exc:
+        raise ServerUnreachable(f"a node was lost while it ended: {exc}") from exc
+    for each in actors:
+        ray.kill(each)
+    directory.remove("", prefix=True)
+    return len(actors)
+
+
+__all__ = ["down", "drain", "nodes", "start", "up"]

@@ -1,0 +1,278 @@
+"""A node: a detached Ray actor that starts and watches the daemon of its machine.
+
+Sandboxes belong to the daemon, which outlives the actor: an actor that Ray has started again finds it.
+A node that Ray has lost, or that a gateway has given up, is never the same one again: its daemon ends
+with its sandboxes when nobody renews its lease, and what comes next has another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from ..daemon import succession
+from ..daemon.config import SOCKET
+from ..daemon.membership import LEASE, SECRET
+from ..errors import RingfenceError
+from ..model.places import state_directory
+from .directory import Directory, namespace_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+BEAT_S = 0.5
+LEASE_S = 15.0
+_OUTLIVE_S = 30.0  # of sandboxes whose daemon and actor are both gone
+_START_S = 60.0
+_ANSWER_S = 5.0
+_FACTS_S = 15.0  # between two looks at what changes seldom
+_MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
+_SHOWN = ("id", "session_id", "owner", "name", "state", "created_at", "labels")
+
+logger = logging.getLogger("ringfence.cluster")
+
+
+def ensure(name: str, ray_id: str) -> Any:
+    """Start the actor of a node, or find it. Its handle."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options = {
+        "name": f"node-{ray_id}",
+        "namespace": namespace_of(name),
+        "get_if_exists": True,
+        "lifetime": "detached",
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_concurrency": 4,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_id, soft=False),
+    }
+    return ray.remote(**options)(Node).remote(name, ray_id)
+
+
+def find(name: str, ray_id: str) -> Any:
+    """The handle of a node's actor.
+
+    Raises:
+        ValueError: There is none.
+    """
+    import ray
+
+    return ray.get_actor(f"node-{ray_id}", namespace=namespace_of(name))
+
+
+class Node:
+    """The actor. Its thread renews the lease, and says how the node is, twice a second."""
+
+    def __init__(self, name: str, ray_id: str) -> None:
+        self._directory, self._ray_id = Directory(name), ray_id
+        config = self._directory.config()
+        self._base = config.pop("base", "") or os.path.join(state_directory(), "nodes")
+        self._config = config
+        self._beat, self._facts_at = 0, 0.0
+        self._facts: dict[str, Any] = {}
+        self._listed: list[dict[str, Any]] = []
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        # Of this Ray node there was a daemon before, if the actor is here for the second time.
+        self._tag = (self._directory.get(f"tag/{ray_id}") or b"").decode() or ray_id[:8]
+        self._thread = threading.Thread(target=self._live, name="node", daemon=True)
+        self._thread.start()
+
+    # -- called by gateways and `ringfence cluster` ---------------------------------------------
+
+    def tag(self) -> str:
+        """The node's name in ids."""
+        return self._tag
+
+    def drain(self, draining: bool = True) -> None:
+        """Take no new sandboxes, or take them again."""
+        key = f"drain/{self._tag}"
+        self._directory.put(key, b"1") if draining else self._directory.remove(key)
+
+    def stop(self) -> None:
+        """End the daemon and all its sandboxes, and be no node any more."""
+        self._ended.set()
+        self._thread.join(_ANSWER_S)
+        with self._lock:
+            self._end()
+
+    # -- its life -------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> str:
+        return os.path.join(self._base, self._tag)
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with (
+                self._lock,
+                contextlib.suppress(RingfenceError, OSError, http.client.HTTPException),
+            ):
+                self._look()
+
+    def _look(self) -> None:
+        if self._directory.get(f"lost/{self._tag}") is not None:
+            self._become_another()
+        self._renew()
+        try:
+            state = self._state()
+        except (OSError, http.client.HTTPException):
+            if not self._serves():
+                self._start()
+            return
+        self._beat += 1
+        state |= {"beat": f"{os.getpid()}-{self._beat}", "sampled_at": time.time()}
+        self._directory.put(f"node/{self._tag}", json.dumps(state).encode())
+
+    def _become_another(self) -> None:
+        """A gateway has called the sandboxes lost: they must be, before others are made here."""
+        logger.warning("node %s was given up: it starts anew", self._tag)
+        self._end()
+        self._tag = os.urandom(4).hex()
+        self._directory.put(f"tag/{self._ray_id}", self._tag.encode())
+        self._listed = []
+
+    def _end(self) -> None:
+        place = self._place
+        succession.stop(place)
+        self._directory.remove(f"node/{self._tag}")
+        shutil.rmtree(place, ignore_errors=True)
+
+    def _renew(self) -> None:
+        os.makedirs(self._place, mode=0o700, exist_ok=True)
+        path = os.path.join(self._place, LEASE)
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{os.getpid()}-{time.monotonic_ns()}")
+        os.rename(f"{path}.new", path)
+
+    def _serves(self) -> bool:
+        """Return whether a daemon holds the state directory: it starts, is busy, or ends."""
+        return succession.is_held(self._place)
+
+    def _start(self) -> None:
+        place = self._place
+        secret = os.open(os.path.join(place, SECRET), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(secret, "wb") as file:
+            file.write(self._directory.secret())
+        membership = {"node": self._tag, "lease_s": LEASE_S}
+        form = {
+            "outlive_s": _OUTLIVE_S,
+            **self._config,
+            "state_dir": place,
+            "membership": membership,
+        }
+        path = os.path.join(place, "config.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(form, file)
+        # It must not be a child of the actor: Ray ends the children of its workers.
+        command = [sys.executable, "-P", "-m", "ringfence", "serve", "--detach", "--config", path]
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            timeout=_START_S,
+            check=False,
+            start_new_session=True,
+        )
+
+    # -- how it is ------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        stats = self._get("/v1/stats")
+        if time.monotonic() - self._facts_at > _FACTS_S or not self._facts:
+            self._facts, self._facts_at = self._learn(), time.monotonic()
+        self._tell_of_sandboxes()
+        return {
+            **self._facts,
+            "node": self._tag,
+            "ray_id": self._ray_id,
+            "host": socket.gethostname(),
+            "address": f"unix:{os.path.join(self._place, SOCKET)}",
+            "free_memory_bytes": _free_memory(),
+            "cpus": os.cpu_count() or 1,
+            "load": os.getloadavg()[0],
+            "active": stats["active_sandboxes"],
+            "max_sandboxes": stats["max_sandboxes"],
+            "waiting": stats["waiting"],
+            "warm": {"default": stats["pool_size"]},
+            "is_draining": self._directory.get(f"drain/{self._tag}") is not None,
+        }
+
+    def _learn(self) -> dict[str, Any]:
+        import ray
+
+        info = self._get("/v1/info")
+        usable = [each for each in info["backends"] if each["available"]]
+        labels = ray.get_runtime_context().get_node_labels()
+        return {
+            "tiers": sorted({tier for each in usable for tier in each["tiers"]}),
+            "backends": [each["backend"] for each in usable],
+            "images": _images(),
+            "labels": {
+                key: value for key, value in labels.items() if not key.startswith("ray.io/")
+            },
+        }
+
+    def _tell_of_sandboxes(self) -> None:
+        """Keep in the directory what is said of the sandboxes should the node be lost."""
+        page = self._get(f"/v1/sandboxes?limit={min(1000, _MOST_SHOWN)}")
+        shown = [{name: each[name] for name in _SHOWN} for each in page["items"]]
+        if shown != self._listed:
+            self._directory.put(f"list/{self._tag}", json.dumps(shown).encode())
+            self._listed = shown
+
+    def _get(self, path: str) -> dict[str, Any]:
+        connection = _UnixConnection(os.path.join(self._place, SOCKET))
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            found: dict[str, Any] = json.loads(response.read())
+            if response.status != 200:
+                raise http.client.HTTPException(f"{path}: {response.status}")
+            return found
+        finally:
+            connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_ANSWER_S)
+        self.sock.connect(self._path)
+
+
+def _environment() -> dict[str, str]:
+    """The environment without what Ray sets for its workers."""
+    left = ("RAY_", "OMP_NUM_THREADS", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if not name.startswith(left)}
+
+
+def _free_memory() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _images() -> list[str]:
+    return []
+
+
+__all__ = ["Node", "ensure", "find"]

@@ -1,0 +1,282 @@
+"""The nodes of a cluster as a gateway sees them: who is there, who is silent, who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+
+from ..errors import RingfenceError, SandboxLost, ServerUnreachable
+from .placement import NodeState, choose
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    from .directory import Directory, KeyRing
+    from .placement import Need
+
+LOOK_S = 0.5
+KEYS_S = 0.1
+"""Between two looks whether keys were changed."""
+SILENT_S = 3.0
+"""Without a beat: nothing new is placed there."""
+LOST_S = 8.0
+"""Without a beat, and its daemon does not answer: its sandboxes are lost."""
+STALE_S = 10.0
+"""Without an answer of Ray's head: a gateway takes no keys then."""
+_START_AGAIN_S = 20.0
+_MOST_LOST = 1000
+
+logger = logging.getLogger("ringfence.cluster")
+
+
+@dataclass
+class Known:
+    """A node.
+
+    Attributes:
+        beat: Text that changes while its actor lives; clocks of different machines are not compared.
+        heard_at: When it last changed, by this machine's monotonic clock.
+        pending: Creates that were sent there since.
+    """
+
+    tag: str
+    form: dict[str, Any]
+    heard_at: float
+    pending: int = 0
+
+    @property
+    def address(self) -> str:
+        """Where its daemon listens."""
+        address: str = self.form["address"]
+        return address
+
+    def state(self) -> NodeState:
+        """The node for `placement`."""
+        form = self.form
+        cpus = float(form["cpus"])
+        return NodeState(
+            node_id=self.tag,
+            address=self.address,
+            tiers=tuple(form["tiers"]),
+            backends=tuple(form["backends"]),
+            free_memory_bytes=form["free_memory_bytes"],
+            cpus=cpus,
+            # The kernel's load lags by a minute; sandboxes that were just placed count at once.
+            load=form["load"] + (form["active"] + self.pending) / max(1, form["max_sandboxes"]),
+            warm=form["warm"],
+            images=frozenset(form["images"]),
+            labels=form["labels"],
+            is_draining=form["is_draining"],
+            sampled_at=self.heard_at,
+        )
+
+
+@dataclass
+class Lost:
+    """A node that is gone, and what was known of its sandboxes, by id of sandbox and session."""
+
+    tag: str
+    why: str
+    sandboxes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Nodes:
+    """All nodes. Read on the event loop; `look` runs in a thread, twice a second."""
+
+    def __init__(self, directory: Directory, start: Callable[[str], Any]) -> None:
+        self._directory, self._start = directory, start
+        self._known: dict[str, Known] = {}
+        self._lost: dict[str, Lost] = {}
+        self._started: dict[str, float] = {}
+        self._random = random.Random()
+        self._looked_at = 0.0
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def look(self, answers: Callable[[str], bool]) -> None:
+        """Read the directory anew.
+
+        Args:
+            answers: Whether a daemon accepts connections at an address.
+        """
+        ray_nodes = self._directory.ray_nodes()
+        self._start_actors(ray_nodes)
+        lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}
+        now = time.monotonic()
+        for text in self._directory.many("node/").values():
+            form = json.loads(text)
+            tag = form["node"]
+            known = self._known.get(tag)
+            if tag in lost:
+                self._lose(tag, "the cluster gave it up")
+            elif ray_nodes.get(form["ray_id"]) is not True:
+                self._give_up(tag, "its Ray node is gone")
+            elif known is None:
+                self._known[tag] = Known(tag, form, now)
+            elif known.form["beat"] != form["beat"]:
+                known.form, known.heard_at, known.pending = form, now, 0
+            elif now - known.heard_at > LOST_S and not answers(known.address):
+                self._give_up(tag, f"it has been silent for {LOST_S:g} s")
+        for tag in lost - self._lost.keys():
+            self._lose(tag, "the cluster gave it up")
+        self._looked_at = now
+
+    def _start_actors(self, ray_nodes: dict[str, bool]) -> None:
+        """Start the actor of each Ray node of which nothing is heard; where it runs, that is nothing."""
+        heard, now = {each.form["ray_id"] for each in self._known.values()}, time.monotonic()
+        for ray_id, alive in ray_nodes.items():
+            since = now - self._started.get(ray_id, -_START_AGAIN_S)
+            if not alive or ray_id in heard or since < _START_AGAIN_S:
+                continue
+            self._started[ray_id] = now
+            try:
+                self._start(ray_id)
+            except Exception as exc:  # noqa: BLE001  Ray raises many kinds; the next look tries again
+                logger.warning("cannot start the actor of Ray node %s: %s", ray_id, exc)
+
+    def _give_up(self, tag: str, why: str) -> None:
+        """Call its sandboxes lost, for every gateway, and for its own actor should it come back."""
+        self._directory.put_first(f"lost/{tag}", repr(time.time()).encode())
+        self._lose(tag, why)
+        self._directory.remove(f"node/{tag}")
+
+    def _lose(self, tag: str, why: str) -> None:
+        self._known.pop(tag, None)
+        if tag in self._lost:
+            return
+        found = json.loads(self._directory.get(f"list/{tag}") or b"[]")
+        sandboxes = {each[name]: each for each in found for name in ("id", "session_id")}
+        self._lost[tag] = Lost(tag, why, sandboxes)
+        logger.warning("node %s is lost with %d sandboxes: %s", tag, len(found), why)
+        while len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def check_fresh(self) -> None:
+        """Refuse to go on with what may have changed long ago: keys may have been removed.
+
+        Raises:
+            ServerUnreachable: Ray's head has not answered for a while.
+        """
+        if time.monotonic() - self._looked_at > STALE_S:
+            hint = "use another gateway; `ray status` shows how the cluster is"
+            raise ServerUnreachable("this gateway is cut off from the cluster's head", hint=hint)
+
+    def all(self) -> list[Known]:
+        """Every node that is not lost, in the order of their names."""
+        return sorted(self._known.values(), key=lambda each: each.tag)
+
+    def ready(self) -> list[Known]:
+        """Nodes that were heard of just now."""
+        before = time.monotonic() - SILENT_S
+        return [each for each in self.all() if each.heard_at >= before]
+
+    def any(self) -> Known:
+        """Some node, for what each answers alike.
+
+        Raises:
+            ServerUnreachable: There is none.
+        """
+        if found := self.ready() or self.all():
+            return self._random.choice(found)
+        raise _none()
+
+    def find(self, tag: str) -> Known | None:
+        """The node of this name."""
+        return self._known.get(tag)
+
+    def check_lost(self, any_id: str, tag: str, sees: str | None) -> None:
+        """Raise what a caller is told of a sandbox that went with its node.
+
+        Args:
+            sees: The client whose sandboxes the caller may hear of; None: every one's.
+
+        Raises:
+            SandboxLost: It did.
+        """
+        lost = self._lost.get(tag)
+        if lost is None:
+            return
+        known = lost.sandboxes.get(any_id)
+        if known is not None and sees not in (None, known["owner"]):
+            return
+        raise lost_sandbox(any_id, known)
+
+    def choose(self, need: Need, without: Collection[str] = ()) -> Known:
+        """Choose a node for a new sandbox.
+
+        Raises:
+            RingfenceError: See `placement.choose`.
+            ServerUnreachable: There is no node at all.
+        """
+        ready = self.ready()
+        if not ready:
+            raise _none()
+        states = [each.state() for each in ready if each.tag not in without]
+        chosen = choose(need, states, self._random)
+        known = self._known[chosen.node_id]
+        known.pending += 1
+        return known
+
+
+def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:
+    """The error for a sandbox whose node is gone, with what was known of it."""
+    told = ""
+    if known:
+        named = f" {known['name']!r}" if known["name"] else ""
+        told = f":{named} it was {known['state']}, made at {known['created_at']:.0f}"
+    return SandboxLost(
+        f"sandbox {any_id} went with its node{told}",
+        hint="create it again: another node takes it",
+        retryable=True,
+    )
+
+
+def _none() -> RingfenceError:
+    return ServerUnreachable(
+        "the cluster has no node that answers", hint="`ringfence nodes` lists them; try again"
+    )
+
+
+async def keep_looking(nodes: Nodes) -> None:
+    """Look for ever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            await loop.run_in_executor(None, nodes.look, _answers)
+        except RingfenceError as exc:
+            logger.warning("cannot look at the cluster: %s", exc)
+        await asyncio.sleep(LOOK_S)
+
+
+async def keep_reading(keys: KeyRing, changed: Callable[[], None]) -> None:
+    """Call `changed`, in a thread, whenever any gateway has changed a key."""
+    loop, version = asyncio.get_running_loop(), b""
+    while True:
+        with contextlib.suppress(RingfenceError):  # `keep_looking` says so
+            found = await loop.run_in_executor(None, keys.version)
+            if found != version:
+                await loop.run_in_executor(None, changed)
+                version = found
+        await asyncio.sleep(KEYS_S)
+
+
+def _answers(address: str) -> bool:
+    import socket
+
+    if not address.startswith("unix:"):
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            return True
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(address.removeprefix("unix:")) == 0

@@ -1,0 +1,280 @@
+"""Pass a request on to a node, and its answer back, in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import websockets
+from starlette.websockets import WebSocketDisconnect
+from websockets.asyncio.client import connect, unix_connect
+
+from ..api.access import gateways
+from ..errors import ServerUnreachable
+from .upstream import HOP_BY_HOP, Answer, Pool, without
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from starlette.types import Receive, Scope, Send
+
+    from ..api.access.caller import Caller
+    from .upstream import Headers
+
+# The gateway has read the key, and looked at host and origin; what comes here is for the node alone.
+_NOT_FORWARDED = HOP_BY_HOP | frozenset(
+    (
+        *(b"authorization", b"x-api-key", b"origin", b"sec-fetch-site", b"x-request-id", b"expect"),
+        *(gateways.HEADER.encode(), b"content-length"),
+    )
+)
+# Both write these; the gateway's are what the client sees.
+_NOT_RETURNED = HOP_BY_HOP | frozenset(
+    (b"x-request-id", b"x-content-type-options", b"date", gateways.MADE.encode())
+)
+_OF_A_HANDSHAKE = b"sec-websocket-"
+_MOST_MESSAGE = 16 << 20
+_MOST_DENIAL = 1 << 20
+
+
+class Proxy:
+    """Sends requests to nodes with the caller's name under the cluster's seal."""
+
+    def __init__(self, pool: Pool, secret: bytes) -> None:
+        self.pool, self._secret = pool, secret
+
+    def headers(
+        self, caller: Caller, method: str, target: bytes, request_id: str, given: Headers
+    ) -> Headers:
+        """The headers of a request to a node."""
+        kept = without(given, _NOT_FORWARDED)
+        if not any(name == b"host" for name, _ in kept):
+            kept.append((b"host", b"localhost"))
+        kept.append((b"x-request-id", request_id.encode()))
+        sealed = gateways.seal(self._secret, caller, method, target)
+        kept.append((gateways.HEADER.encode(), sealed))
+        return kept
+
+    async def pass_on(
+        self, address: str, scope: Scope, receive: Receive, send: Send, body: bytes | None = None
+    ) -> None:
+        """Pass a request on, and the answer back.
+
+        Args:
+            body: If it was read already; else it is passed on as it comes.
+
+        Raises:
+            NotSent: The node has not seen it; nothing of the body was read.
+            ServerUnreachable: The node went away before it answered.
+        """
+        answer = await self.begin(address, scope, body)
+        feeding = asyncio.ensure_future(_feed(answer, receive, scope, whole=body is not None))
+        relaying = asyncio.ensure_future(_relay(answer, scope, send))
+        try:
+            await asyncio.wait((feeding, relaying), return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and not relaying.done():
+                feeding.result()  # what is wrong with the body is the caller's answer
+                await relaying
+            relaying.result()
+        finally:
+            for task in (feeding, relaying):
+                if not task.done():
+                    task.cancel()
+            if not answer.is_over:
+                answer.abort()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await asyncio.gather(feeding, relaying)
+
+    async def begin(
+        self, address: str, scope: Scope, body: bytes | None, caller: Caller | None = None
+    ) -> Answer:
+        """Send the head of a request, and the body if it is there.
+
+        Args:
+            caller: In place of the request's own.
+        """
+        target = target_of(scope)
+        method = scope["method"]
+        given: Headers = scope["headers"]
+        state = scope["state"]
+        caller = caller or state["caller"]
+        headers = self.headers(caller, method, target, state["request_id"], given)
+        if body is None:
+            length = next((value for name, value in given if name == b"content-length"), None)
+            chunked = any(name == b"transfer-encoding" for name, _ in given)
+            if chunked:
+                headers.append((b"transfer-encoding", b"chunked"))
+            elif length is not None:
+                headers.append((b"content-length", length))
+            else:
+                body = b""
+        answer = await self.pool.open(address, method.encode(), target, headers, body)
+        if body is None:
+            answer.connection.hold_open()
+        return answer
+
+    async def pass_socket(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect a WebSocket through to a node.
+
+        Raises:
+            ServerUnreachable: The node does not answer.
+        """
+        target = target_of(scope)
+        given = [each for each in scope["headers"] if not each[0].startswith(_OF_A_HANDSHAKE)]
+        state = scope["state"]
+        headers = self.headers(state["caller"], "WS", target, state["request_id"], given)
+        more = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers if k != b"host"]
+        options: dict[str, Any] = {
+            "additional_headers": more,
+            "subprotocols": scope.get("subprotocols") or None,
+            "compression": None,
+            "max_size": _MOST_MESSAGE,
+            "ping_interval": None,
+            "user_agent_header": None,
+            "proxy": None,
+        }
+        uri = "ws://localhost" + target.decode("latin-1")
+        try:
+            if address.startswith("unix:"):
+                channel = await unix_connect(address.removeprefix("unix:"), uri, **options)
+            else:
+                host, _, port = address.removeprefix("http://").rpartition(":")
+                channel = await connect(uri, host=host.strip("[]"), port=int(port), **options)
+        except websockets.InvalidStatus as exc:
+            await _deny(exc.response, receive, send)
+            return
+        except (OSError, TimeoutError, websockets.InvalidHandshake) as exc:
+            raise ServerUnreachable(f"the node does not answer: {exc}") from exc
+        try:
+            await _through(channel, receive, send)
+        finally:
+            await channel.close()
+
+
+def target_of(scope: Scope) -> bytes:
+    """Path and query as the client wrote them."""
+    query: bytes = scope["query_string"]
+    path: bytes = scope["raw_path"]
+    return path + (b"?" + query if query else b"")
+
+
+def note_made(scope: Scope, headers: Headers) -> None:
+    """Take the id of what a node has made, for the audit log."""
+    made = next((value for name, value in headers if name == gateways.MADE.encode()), None)
+    if made is not None:
+        scope["state"]["made"] = made.decode("latin-1")
+
+
+def returned(headers: Headers) -> Headers:
+    """The headers of a node's answer that the client gets."""
+    return without(headers, _NOT_RETURNED)
+
+
+async def _feed(answer: Answer, receive: Receive, scope: Scope, *, whole: bool) -> None:
+    """Pass the body on; then wait for the client to leave, and let the node know."""
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    announced = chunked or any(name == b"content-length" for name, _ in scope["headers"])
+    connection = answer.connection
+    is_open = announced and not whole
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            answer.abort()
+            return
+        if not is_open:
+            continue
+        piece = message.get("body", b"")
+        if piece:
+            await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        if not message.get("more_body", False):
+            is_open = False
+            if chunked:
+                await connection.send(b"0\r\n\r\n")
+            connection.sent()
+
+
+async def _relay(answer: Answer, scope: Scope, send: Send) -> None:
+    await answer.head()
+    note_made(scope, answer.headers)
+    headers = returned(answer.headers)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    try:
+        if answer.is_over:
+            await send({"type": "http.response.body", "body": answer.taken()})
+            return
+        async for piece in answer.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except ServerUnreachable:
+        return  # without its last message the server closes the connection: it is not whole
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _deny(response: Any, receive: Receive, send: Send) -> None:
+    headers = [(k.lower().encode(), v.encode("latin-1")) for k, v in response.headers.raw_items()]
+    kept = without(headers, _NOT_RETURNED | {b"content-length"})
+    await receive()  # the client's `connect`
+    status = response.status_code
+    await send({"type": "websocket.http.response.start", "status": status, "headers": kept})
+    body = bytes(response.body or b"")[:_MOST_DENIAL]
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+async def _through(channel: Any, receive: Receive, send: Send) -> None:
+    """Carry messages both ways until one side closes."""
+    await receive()  # the client's `connect`
+    names = [
+        (k.lower().encode(), v.encode("latin-1"))
+        for k, v in channel.response.headers.raw_items()
+        if not k.lower().startswith(("sec-websocket-", "upgrade", "connection"))
+    ]
+    await send(
+        {
+            "type": "websocket.accept",
+            "subprotocol": channel.subprotocol,
+            "headers": without(names, _NOT_RETURNED),
+        }
+    )
+    inward = asyncio.ensure_future(_inward(channel, receive))
+    outward = asyncio.ensure_future(_outward(channel, send))
+    try:
+        await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+        if inward.done() and not outward.done():
+            await channel.close(*inward.result())
+        elif outward.done():
+            outward.result()
+    finally:
+        for each in (inward, outward):
+            each.cancel()
+        await asyncio.gather(inward, outward, return_exceptions=True)
+
+
+async def _inward(channel: Any, receive: Receive) -> tuple[int, str]:
+    """Carry the client's messages; return how it closed."""
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            code = message.get("code") or 1000
+            # 1005 and 1006 say that there was no code; they are never sent.
+            return (1000 if code in (1005, 1006) else code), message.get("reason") or ""
+        data = message.get("bytes")
+        with contextlib.suppress(websockets.ConnectionClosed):
+            await channel.send(data if data is not None else message.get("text", ""))
+
+
+async def _outward(channel: Any, send: Send) -> None:
+    """Carry the node's messages, and its close."""
+    try:
+        while True:
+            data = await channel.recv()
+            kind = "text" if isinstance(data, str) else "bytes"
+            await send({"type": "websocket.send", kind: data})
+    except websockets.ConnectionClosed as exc:
+        close = exc.rcvd
+        code, reason = (close.code, close.reason) if close else (1011, "the node went away")
+        code = 1000 if code == 1005 else code
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+__all__ = ["Proxy", "note_made", "returned", "target_of"]

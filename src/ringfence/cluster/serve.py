@@ -1,0 +1,123 @@
+"""`ringfence serve --cluster`: a gateway. It keeps nothing that another one could not take up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from ..api.access.audit import Audit
+from ..api.app import make_app
+from ..api.service import Service
+from ..api.streaming.breaking import quiet_server
+from ..daemon import logs
+from ..daemon.serve import have_many_files, run, settings_of
+from . import node
+from .directory import KeyRing, connect
+from .gateway import Gateway
+from .nodes import Nodes, keep_looking, keep_reading
+from .proxy import Proxy
+from .upstream import Pool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from ..daemon.config import DaemonConfig
+    from ..daemon.holding import Held
+    from .directory import Directory
+
+_FIRST_NODE_S = 60.0
+_OF_A_GATEWAY = (
+    *("state_dir", "listen", "allow_public", "tls_certificate", "tls_key", "allowed_hosts"),
+    *("allowed_origins", "bounds", "membership", "e2b"),
+)
+"""Settings that are the gateway's own; nodes get the others."""
+
+logger = logging.getLogger("ringfence.cluster")
+
+
+@dataclass
+class _Behind:
+    """The store of keys, which is all that a gateway's `Service` asks of a manager."""
+
+    store: KeyRing
+
+
+def serve(
+    config: DaemonConfig,
+    held: Held,
+    ready: Callable[[list[str]], None],
+    *,
+    cluster: str,
+    name: str,
+) -> None:
+    """Serve a cluster until SIGTERM or SIGINT; its sandboxes stay.
+
+    Args:
+        ready: Called with the addresses once they answer.
+        cluster: Address of Ray's head, or `auto`.
+        name: Of the Ringfence cluster.
+    """
+    logs.set_up(config.log_level)
+    have_many_files()
+    quiet_server()
+    directory = connect(cluster, name)
+    with contextlib.ExitStack() as stack:
+        keys = KeyRing(directory)
+        settle(directory, config)
+        audit = Audit(config.state_dir)
+        stack.callback(audit.close)
+        behind: Any = _Behind(keys)
+        service = Service(behind, settings_of(config), audit)
+        stack.callback(service.thread_pools.close)
+        nodes = Nodes(directory, lambda ray_id: node.ensure(name, ray_id))
+        pool = Pool()
+        app = make_app(
+            service,
+            lambda inner: Gateway(
+                inner, service, directory, nodes, Proxy(pool, directory.secret())
+            ),
+        )
+        app.state.executions = SimpleNamespace(reload=lambda: None)
+        _wait_for_a_node(nodes)
+
+        def beside() -> list[Coroutine[Any, Any, None]]:
+            loop = asyncio.get_running_loop()
+
+            def changed() -> None:
+                service.authenticator.read()
+                loop.call_soon_threadsafe(service.open_requests.look)
+
+            return [keep_looking(nodes), keep_reading(keys, changed)]
+
+        run(config, app, app, held, ready, beside)
+        service.authenticator.flush()
+
+
+def settle(directory: Directory, config: DaemonConfig) -> None:
+    """Give the nodes the configuration of the first gateway, and say so where they have another."""
+    form = config.to_json()
+    base = f"{config.state_dir}/nodes"
+    mine = {name: form[name] for name in form if name not in _OF_A_GATEWAY} | {"base": base}
+    text = json.dumps(mine, sort_keys=True).encode()
+    if directory.put_first("config", text) != text:
+        logger.warning("the nodes keep the configuration that the cluster was started with")
+
+
+def _wait_for_a_node(nodes: Nodes) -> None:
+    until = time.monotonic() + _FIRST_NODE_S
+    while time.monotonic() < until:
+        nodes.look(lambda _address: True)
+        if nodes.ready():
+            return
+        time.sleep(0.1)
+    logger.warning("no node has answered yet")
+
+
+__all__ = ["serve", "settle"]

@@ -1,0 +1,207 @@
+"""Three Ray nodes on this machine, each with a daemon of its own, behind gateways."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence.client import Client
+from ringfence.errors import SandboxLost, Unauthenticated
+from ringfence.model.base.ids import node_of
+
+from .conftest import node_options
+
+NAME = ("--cluster-name", "of-a-test")
+PATIENCE_S = 60.0
+
+
+class Gateway:
+    """A running `ringfence serve --cluster`."""
+
+    def __init__(self, address: str, state_dir: Path) -> None:
+        command = [sys.executable, "-m", "ringfence", "serve", "--json", "--cluster", address]
+        options = ["--state-dir", str(state_dir), "--listen", "127.0.0.1:0", *NAME]
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"it ended with {self.process.wait(10)}"
+        self.unix, self.tcp = json.loads(line)["listening"]
+
+    def end(self, signum: int = signal.SIGTERM) -> None:
+        self.process.send_signal(signum)
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def three(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+    """Two more Ray nodes; at the end no daemon is left."""
+    added = [cluster.add_node(**node_options()) for _ in range(2)]
+    yield added
+    command = [sys.executable, "-m", "ringfence", "cluster", "down", "--address", cluster.address]
+    subprocess.run([*command, *NAME], check=True)
+    for each in added:
+        cluster.remove_node(each, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("g")
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: Any, three: list[Any], place: Path) -> Iterator[Gateway]:
+    found = Gateway(cluster.address, place)
+    with Client(found.unix) as client:
+        _until(lambda: 3 == len(_nodes(cluster)))
+        client.stats()
+        yield found
+    if found.process.poll() is None:
+        found.end()
+
+
+def _nodes(cluster: Any) -> list[dict[str, Any]]:
+    from ringfence.cluster import admin
+    from ringfence.cluster.directory import Directory
+
+    return [each for each in admin.nodes(Directory(NAME[1])) if each["status"] != "lost"]
+
+
+def _until(holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> float:
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < patience_s, "it never held"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def _daemon_of(node: dict[str, Any]) -> int:
+    with open(f"{node['address'].removeprefix('unix:').rpartition('/')[0]}/lock") as file:
+        return int(file.read().split()[0])
+
+
+def _create_on_each(client: Client, count: int) -> dict[str, Any]:
+    """Sandboxes, one for each node."""
+    found: dict[str, Any] = {}
+    for _ in range(100):
+        made = client.create()
+        if node_of(made.id) in found:
+            made.terminate()
+        else:
+            found[node_of(made.id)] = made
+        if len(found) == count:
+            return found
+    raise AssertionError(f"100 sandboxes fell on {len(found)} nodes")
+
+
+def test_three_nodes_are_one_server(cluster: Any, gateway: Gateway, place: Path) -> None:
+    """Ids name nodes; pages cover all; names and keys hold through another gateway."""
+    other = Gateway(cluster.address, place / "other")
+    try:
+        with Client(gateway.unix) as client, Client(other.unix) as beside:
+            made = _create_on_each(client, 3)
+            assert {each["node"] for each in _nodes(cluster)} == made.keys()
+            ids = {each.id for each in made.values()}
+            assert ids == {each.id for each in beside.list()}
+            for each in made.values():
+                assert b"here\n" == beside.get(each.id).exec(["echo", "here"]).stdout
+            first, again = (each.create(idempotency_key="once").id for each in (client, beside))
+            assert first == again
+            key = client.make_key("ann")
+            with Client(other.tcp, key=key["key"]) as ann:
+                mine = ann.create()
+                assert [mine.id] == [each.id for each in ann.list()]
+                client.delete_key(key["id"])
+                assert _is_refused(ann)
+            for any_id in (*ids, first, mine.id):
+                client.get(any_id).terminate()
+            assert [] == client.list()
+    finally:
+        other.end()
+
+
+def _is_refused(client: Client) -> bool:
+    try:
+        client.list()
+    except Unauthenticated:
+        return True
+    return False
+
+
+def test_a_client_survives_daemon_actor_and_gateway(
+    cluster: Any, gateway: Gateway, place: Path
+) -> None:
+    import ray
+
+    from ringfence.cluster import node
+
+    other = Gateway(cluster.address, place / "second")
+    try:
+        with Client(gateway.unix) as client, Client(other.unix) as beside:
+            sandbox = client.create()
+            sandbox.files.write("/tmp/kept", b"kept")
+            (at,) = (each for each in _nodes(cluster) if each["node"] == node_of(sandbox.id))
+            os.kill(_daemon_of(at), signal.SIGKILL)
+            assert b"kept" == sandbox.exec(["cat", "/tmp/kept"]).stdout
+            before = _daemon_of(at)
+            ray.kill(node.find(NAME[1], at["ray_id"]), no_restart=False)
+            _until(lambda: _beat(cluster, at["node"]) != _beat_of(at))
+            assert before == _daemon_of(at)
+            gateway.end(signal.SIGKILL)
+            assert b"kept" == beside.get(sandbox.id).exec(["cat", "/tmp/kept"]).stdout
+            assert [sandbox.id] == [each.id for each in beside.list()]
+            beside.get(sandbox.id).terminate()
+    finally:
+        other.end()
+
+
+def _beat_of(node: dict[str, Any]) -> str:
+    return str(node["beat"]).partition("-")[0]
+
+
+def _beat(cluster: Any, tag: str) -> str:
+    return next((_beat_of(each) for each in _nodes(cluster) if each["node"] == tag), "")
+
+
+def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], place: Path) -> None:
+    gateway = Gateway(cluster.address, place / "third")
+    try:
+        with Client(gateway.unix) as client:
+            made = _create_on_each(client, 3)
+            ray_id = three[0].node_id
+            (gone,) = (each for each in _nodes(cluster) if each["ray_id"] == ray_id)
+            daemon = _daemon_of(gone)
+            os.kill(three[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+            lost = made.pop(gone["node"])
+            noticed = _until(lambda: _is_lost(client, lost.id))
+            print(f"noticed after {noticed:.1f} s")
+            with pytest.raises(SandboxLost, match="went with its node") as told:
+                lost.exec(["true"])
+            assert told.value.retryable
+            assert {each.id for each in made.values()} == {each.id for each in client.list()}
+            for each in made.values():
+                assert 0 == each.exec(["true"]).exit_code
+                each.terminate()
+            # Nobody renews the lease of a daemon whose raylet is gone: it ends, and all that it had.
+            _until(lambda: not os.path.exists(f"/proc/{daemon}"))
+            assert node_of(client.create().id) in made
+    finally:
+        gateway.end()
+
+
+def _is_lost(client: Client, any_id: str) -> bool:
+    try:
+        client.get(any_id).exec(["true"])
+    except SandboxLost:
+        return True
+    return False
