@@ -55,7 +55,7 @@ def up(join: str = "") -> str:
 
 def start(directory: Directory) -> list[dict[str, Any]]:
     """Start the daemon of every node, and wait until each has told how it is."""
-    alive = [each for each, is_alive in directory.ray_nodes().items() if is_alive]
+    alive = directory.ray_nodes()
     for ray_id in alive:
         node.ensure(directory.name, ray_id)
     until = time.monotonic() + _STOP_S
@@ -74,7 +74,7 @@ def nodes(directory: Directory) -> list[dict[str, Any]]:
     found = []
     for text in directory.many("node/").values():
         form = json.loads(text)
-        is_there = alive.get(form["ray_id"]) is True and form["node"] not in lost
+        is_there = form["ray_id"] in alive and form["node"] not in lost
         status = "draining" if form["is_draining"] else "ready"
         found.append({**form, "status": status if is_there else "lost"})
     return sorted(found, key=lambda each: each["node"])
@@ -101,12 +101,11 @@ def down(directory: Directory) -> int:
     import ray
 
     actors = []
-    for ray_id, is_alive in directory.ray_nodes().items():
-        if is_alive:
-            try:
-                actors.append(node.find(directory.name, ray_id))
-            except ValueError:  # it has none
-                continue
+    for ray_id in directory.ray_nodes():
+        try:
+            actors.append(node.find(directory.name, ray_id))
+        except ValueError:  # it has none
+            continue
     try:
         ray.get([each.stop.remote() for each in actors], timeout=_STOP_S)
     except ray.exceptions.GetTimeoutError as exc:

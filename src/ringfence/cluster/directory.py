@@ -172,11 +172,15 @@ class Directory:
         found: dict[str, Any] = json.loads(self.get("config") or b"{}")
         return found
 
-    def ray_nodes(self) -> dict[str, bool]:
-        """Ray's ids of its nodes, and whether each is alive."""
+    def ray_nodes(self) -> dict[str, tuple[str, int]]:
+        """Ray's nodes that it calls alive, by their ids; where each one's raylet listens."""
         import ray
 
-        return self._ask(lambda: {each["NodeID"]: bool(each["Alive"]) for each in ray.nodes()})
+        return {
+            each["NodeID"]: (each["NodeManagerAddress"], each["NodeManagerPort"])
+            for each in self._ask(ray.nodes)
+            if each["Alive"]
+        }
 
 
 class KeyRing:

@@ -20,6 +20,7 @@ from ..errors import (
     RingfenceError,
     ServerUnreachable,
 )
+from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
@@ -244,7 +245,7 @@ class Gateway:
                 self._nodes.check_lost(near, node_of(near), caller.sees)
             if fixed is None:
                 try:
-                    fixed_or_chosen = self._nodes.choose(need, tried)
+                    fixed_or_chosen = self._nodes.choose(replace(need, avoid=frozenset(tried)))
                 except RingfenceError:
                     if refused is None:
                         if tried or not self._nodes.ready():
@@ -413,10 +414,20 @@ def _need(spec: SandboxSpec, backend: str) -> Need:
     return Need(
         tier=spec.tier,
         backend=backend,
-        image=spec.image,
+        image=_reference(spec.image),
+        # Not a hard need: only a node knows all names of an image. One that has it not is asked last.
+        pulls_image=True,
         memory_bytes=spec.limits.memory_bytes or 0,
         pool_key="default" if spec.template == "default" and spec.image is None else "",
     )
+
+
+def _reference(image: str | None) -> str | None:
+    """The full form of an image's name, as nodes list it."""
+    try:
+        return image and str(Reference.parse(image))
+    except RingfenceError:
+        return image
 
 
 def _after(seconds: float, send: Send) -> Send:

@@ -23,8 +23,11 @@ from ..daemon import succession
 from ..daemon.config import SOCKET
 from ..daemon.membership import LEASE, SECRET
 from ..errors import RingfenceError
+from ..images.store import ImageStore
 from ..model.places import state_directory
 from .directory import Directory, namespace_of
+from .nodes import machine
+from .tls import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ _START_S = 60.0
 _ANSWER_S = 5.0
 _FACTS_S = 15.0  # between two looks at what changes seldom
 _MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
+_CERTIFICATE, _KEY, _ADDRESSES = "node.pem", "node.key", "addresses.json"
 _SHOWN = ("id", "session_id", "owner", "name", "state", "created_at", "labels")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -77,16 +81,31 @@ class Node:
     def __init__(self, name: str, ray_id: str) -> None:
         self._directory, self._ray_id = Directory(name), ray_id
         config = self._directory.config()
-        self._base = config.pop("base", "") or os.path.join(state_directory(), "nodes")
+        base = config.pop("base", "") or state_directory()
+        self._base = os.path.join(base, "nodes", name)
         self._config = config
+        self._raylet = os.getppid()
         self._beat, self._facts_at = 0, 0.0
         self._facts: dict[str, Any] = {}
         self._listed: list[dict[str, Any]] = []
         self._ended, self._lock = threading.Event(), threading.Lock()
         # Of this Ray node there was a daemon before, if the actor is here for the second time.
         self._tag = (self._directory.get(f"tag/{ray_id}") or b"").decode() or ray_id[:8]
+        self._directory.put(f"claim/{self._tag}", b"")
+        self._sweep()
         self._thread = threading.Thread(target=self._live, name="node", daemon=True)
         self._thread.start()
+
+    def _sweep(self) -> None:
+        """Remove what nodes left that were on this machine before, and whose daemons have ended."""
+        names = os.listdir(self._base) if os.path.isdir(self._base) else []
+        claimed = {key.removeprefix("claim/") for key in self._directory.list("claim/")}
+        lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}
+        for name in {*names} - (claimed - lost):
+            place = os.path.join(self._base, name)
+            if not succession.is_held(place):
+                succession.stop(place)
+                shutil.rmtree(place, ignore_errors=True)
 
     # -- called by gateways and `ringfence cluster` ---------------------------------------------
 
@@ -120,7 +139,17 @@ class Node:
             ):
                 self._look()
 
+    def _leave(self) -> None:
+        """End with the raylet: for the cluster this node is gone, and Ray ends this actor in seconds."""
+        self._ended.set()
+        with contextlib.suppress(RingfenceError):  # else gateways hear of it from Ray
+            self._directory.put_first(f"lost/{self._tag}", repr(time.time()).encode())
+        self._end()
+
     def _look(self) -> None:
+        if os.getppid() != self._raylet:
+            self._leave()
+            return
         if self._directory.get(f"lost/{self._tag}") is not None:
             self._become_another()
         self._renew()
@@ -139,6 +168,7 @@ class Node:
         logger.warning("node %s was given up: it starts anew", self._tag)
         self._end()
         self._tag = os.urandom(4).hex()
+        self._directory.put(f"claim/{self._tag}", b"")
         self._directory.put(f"tag/{self._ray_id}", self._tag.encode())
         self._listed = []
 
@@ -159,33 +189,46 @@ class Node:
         """Return whether a daemon holds the state directory: it starts, is busy, or ends."""
         return succession.is_held(self._place)
 
+    def _write(self, name: str, content: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(os.open(os.path.join(self._place, name), flags, 0o600), "wb") as file:
+            file.write(content)
+
     def _start(self) -> None:
+        import ray
+
         place = self._place
-        secret = os.open(os.path.join(place, SECRET), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(secret, "wb") as file:
-            file.write(self._directory.secret())
+        certificate, key = identity(self._directory)
+        self._write(SECRET, self._directory.secret())
+        self._write(_CERTIFICATE, certificate.encode())
+        self._write(_KEY, key.encode())
+        host = ray.util.get_node_ip_address()
         membership = {"node": self._tag, "lease_s": LEASE_S}
         form = {
             "outlive_s": _OUTLIVE_S,
             **self._config,
             "state_dir": place,
+            "listen": f"{f'[{host}]' if ':' in host else host}:0",
+            "tls_certificate": os.path.join(place, _CERTIFICATE),
+            "tls_key": os.path.join(place, _KEY),
             "membership": membership,
         }
         path = os.path.join(place, "config.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(form, file)
         # It must not be a child of the actor: Ray ends the children of its workers.
-        command = [sys.executable, "-P", "-m", "ringfence", "serve", "--detach", "--config", path]
-        subprocess.run(
-            command,
+        command = [sys.executable, "-P", "-m", "ringfence", "serve", "--detach", "--json"]
+        started = subprocess.run(
+            [*command, "--config", path],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
             timeout=_START_S,
             check=False,
             start_new_session=True,
         )
+        self._write(_ADDRESSES, started.stdout)
 
     # -- how it is ------------------------------------------------------------------------------
 
@@ -199,7 +242,9 @@ class Node:
             "node": self._tag,
             "ray_id": self._ray_id,
             "host": socket.gethostname(),
-            "address": f"unix:{os.path.join(self._place, SOCKET)}",
+            "machine": machine(),
+            "socket": os.path.join(self._place, SOCKET),
+            "address": self._address(),
             "free_memory_bytes": _free_memory(),
             "cpus": os.cpu_count() or 1,
             "load": os.getloadavg()[0],
@@ -209,6 +254,11 @@ class Node:
             "warm": {"default": stats["pool_size"]},
             "is_draining": self._directory.get(f"drain/{self._tag}") is not None,
         }
+
+    def _address(self) -> str:
+        with open(os.path.join(self._place, _ADDRESSES), encoding="utf-8") as file:
+            found: list[str] = json.load(file)["listening"]
+        return found[-1]
 
     def _learn(self) -> dict[str, Any]:
         import ray
@@ -272,7 +322,10 @@ def _free_memory() -> int:
 
 
 def _images() -> list[str]:
-    return []
+    try:
+        return sorted({each.reference for each in ImageStore().images()})
+    except RingfenceError:  # no image was ever fetched here
+        return []
 
 
 __all__ = ["Node", "ensure", "find"]

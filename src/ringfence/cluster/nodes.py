@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
+import socket
 import time
 from dataclasses import dataclass, field
+from functools import cache
 
 from ..errors import RingfenceError, SandboxLost, ServerUnreachable
 from .placement import NodeState, choose
@@ -24,12 +27,14 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 KEYS_S = 0.1
 """Between two looks whether keys were changed."""
-SILENT_S = 3.0
+SILENT_S = 2.5
 """Without a beat: nothing new is placed there."""
 LOST_S = 8.0
-"""Without a beat, and its daemon does not answer: its sandboxes are lost."""
+"""Without a beat, and its machine does not answer: its sandboxes are lost."""
+ANSWERS, REFUSED, NOTHING = "answers", "refused", "nothing"
 STALE_S = 10.0
 """Without an answer of Ray's head: a gateway takes no keys then."""
+_PROBE_S = 1.0
 _START_AGAIN_S = 20.0
 _MOST_LOST = 1000
 
@@ -53,23 +58,26 @@ class Known:
 
     @property
     def address(self) -> str:
-        """Where its daemon listens."""
-        address: str = self.form["address"]
-        return address
+        """Where its daemon listens: the unix socket if it is on this machine, else TLS."""
+        near: str = self.form["socket"]
+        if self.form["machine"] == machine() and os.path.exists(near):
+            return f"unix:{near}"
+        far: str = self.form["address"]
+        return far
 
     def state(self) -> NodeState:
         """The node for `placement`."""
         form = self.form
-        cpus = float(form["cpus"])
         return NodeState(
             node_id=self.tag,
             address=self.address,
             tiers=tuple(form["tiers"]),
             backends=tuple(form["backends"]),
             free_memory_bytes=form["free_memory_bytes"],
-            cpus=cpus,
+            cpus=float(form["cpus"]),
             # The kernel's load lags by a minute; sandboxes that were just placed count at once.
-            load=form["load"] + (form["active"] + self.pending) / max(1, form["max_sandboxes"]),
+            load=form["load"] + self.pending,
+            room=form["max_sandboxes"] - form["active"] - self.pending,
             warm=form["warm"],
             images=frozenset(form["images"]),
             labels=form["labels"],
@@ -100,12 +108,8 @@ class Nodes:
 
     # -- looking --------------------------------------------------------------------------------
 
-    def look(self, answers: Callable[[str], bool]) -> None:
-        """Read the directory anew.
-
-        Args:
-            answers: Whether a daemon accepts connections at an address.
-        """
+    def look(self) -> None:
+        """Read the directory anew."""
         ray_nodes = self._directory.ray_nodes()
         self._start_actors(ray_nodes)
         lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}
@@ -116,24 +120,35 @@ class Nodes:
             known = self._known.get(tag)
             if tag in lost:
                 self._lose(tag, "the cluster gave it up")
-            elif ray_nodes.get(form["ray_id"]) is not True:
+            elif form["ray_id"] not in ray_nodes:
                 self._give_up(tag, "its Ray node is gone")
             elif known is None:
                 self._known[tag] = Known(tag, form, now)
             elif known.form["beat"] != form["beat"]:
                 known.form, known.heard_at, known.pending = form, now, 0
-            elif now - known.heard_at > LOST_S and not answers(known.address):
-                self._give_up(tag, f"it has been silent for {LOST_S:g} s")
+            elif now - known.heard_at > SILENT_S:
+                self._judge(known, ray_nodes[form["ray_id"]], now - known.heard_at)
         for tag in lost - self._lost.keys():
             self._lose(tag, "the cluster gave it up")
         self._looked_at = now
 
-    def _start_actors(self, ray_nodes: dict[str, bool]) -> None:
+    def _judge(self, known: Known, raylet: tuple[str, int], silent_s: float) -> None:
+        """Give up a silent node, if its raylet is gone: Ray itself takes 15 s to say so.
+
+        While the raylet lives, Ray starts the actor again.
+        """
+        found = probe(*raylet)
+        if found == REFUSED:
+            self._give_up(known.tag, "its raylet is gone")
+        elif found == NOTHING and silent_s > LOST_S:
+            self._give_up(known.tag, f"its machine has been silent for {silent_s:.0f} s")
+
+    def _start_actors(self, ray_nodes: Collection[str]) -> None:
         """Start the actor of each Ray node of which nothing is heard; where it runs, that is nothing."""
         heard, now = {each.form["ray_id"] for each in self._known.values()}, time.monotonic()
-        for ray_id, alive in ray_nodes.items():
+        for ray_id in ray_nodes:
             since = now - self._started.get(ray_id, -_START_AGAIN_S)
-            if not alive or ray_id in heard or since < _START_AGAIN_S:
+            if ray_id in heard or since < _START_AGAIN_S:
                 continue
             self._started[ray_id] = now
             try:
@@ -210,7 +225,7 @@ class Nodes:
             return
         raise lost_sandbox(any_id, known)
 
-    def choose(self, need: Need, without: Collection[str] = ()) -> Known:
+    def choose(self, need: Need) -> Known:
         """Choose a node for a new sandbox.
 
         Raises:
@@ -220,8 +235,7 @@ class Nodes:
         ready = self.ready()
         if not ready:
             raise _none()
-        states = [each.state() for each in ready if each.tag not in without]
-        chosen = choose(need, states, self._random)
+        chosen = choose(need, [each.state() for each in ready], self._random)
         known = self._known[chosen.node_id]
         known.pending += 1
         return known
@@ -246,12 +260,19 @@ def _none() -> RingfenceError:
     )
 
 
+@cache
+def machine() -> str:
+    """The boot id of this machine: the same in all its containers, and of no other."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 async def keep_looking(nodes: Nodes) -> None:
     """Look for ever."""
     loop = asyncio.get_running_loop()
     while True:
         try:
-            await loop.run_in_executor(None, nodes.look, _answers)
+            await loop.run_in_executor(None, nodes.look)
         except RingfenceError as exc:
             logger.warning("cannot look at the cluster: %s", exc)
         await asyncio.sleep(LOOK_S)
@@ -269,14 +290,12 @@ async def keep_reading(keys: KeyRing, changed: Callable[[], None]) -> None:
         await asyncio.sleep(KEYS_S)
 
 
-def _answers(address: str) -> bool:
-    import socket
-
-    if not address.startswith("unix:"):
-        host, _, port = address.removeprefix("http://").rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
-            return True
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(address.removeprefix("unix:")) == 0
+def probe(host: str, port: int) -> str:
+    """Look whether anything listens at an address; a machine that is gone does not even refuse."""
+    try:
+        socket.create_connection((host, port), _PROBE_S).close()
+    except ConnectionRefusedError:
+        return REFUSED
+    except OSError:
+        return NOTHING
+    return ANSWERS

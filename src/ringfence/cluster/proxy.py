@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect, unix_connect
 
 from ..api.access import gateways
 from ..errors import ServerUnreachable
-from .upstream import HOP_BY_HOP, Answer, Pool, without
+from .upstream import HOP_BY_HOP, Answer, Pool, host_of, without
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,13 +134,15 @@ class Proxy:
             "user_agent_header": None,
             "proxy": None,
         }
-        uri = "ws://localhost" + target.decode("latin-1")
+        is_near = address.startswith("unix:")
+        uri = f"{'ws' if is_near else 'wss'}://localhost" + target.decode("latin-1")
         try:
-            if address.startswith("unix:"):
+            if is_near:
                 channel = await unix_connect(address.removeprefix("unix:"), uri, **options)
             else:
-                host, _, port = address.removeprefix("http://").rpartition(":")
-                channel = await connect(uri, host=host.strip("[]"), port=int(port), **options)
+                host, port = host_of(address)
+                tls = self.pool.tls
+                channel = await connect(uri, host=host, port=port, ssl=tls, **options)
         except websockets.InvalidStatus as exc:
             await _deny(exc.response, receive, send)
             return

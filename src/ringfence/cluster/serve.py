@@ -21,6 +21,7 @@ from .directory import KeyRing, connect
 from .gateway import Gateway
 from .nodes import Nodes, keep_looking, keep_reading
 from .proxy import Proxy
+from .tls import client_context, identity
 from .upstream import Pool
 
 TYPE_CHECKING = False
@@ -77,7 +78,7 @@ def serve(
         service = Service(behind, settings_of(config), audit)
         stack.callback(service.thread_pools.close)
         nodes = Nodes(directory, lambda ray_id: node.ensure(name, ray_id))
-        pool = Pool()
+        pool = Pool(client_context(identity(directory)[0]))
         app = make_app(
             service,
             lambda inner: Gateway(
@@ -103,8 +104,8 @@ def serve(
 def settle(directory: Directory, config: DaemonConfig) -> None:
     """Give the nodes the configuration of the first gateway, and say so where they have another."""
     form = config.to_json()
-    base = f"{config.state_dir}/nodes"
-    mine = {name: form[name] for name in form if name not in _OF_A_GATEWAY} | {"base": base}
+    mine = {name: form[name] for name in form if name not in _OF_A_GATEWAY}
+    mine["base"] = config.state_dir
     text = json.dumps(mine, sort_keys=True).encode()
     if directory.put_first("config", text) != text:
         logger.warning("the nodes keep the configuration that the cluster was started with")
@@ -113,7 +114,7 @@ def settle(directory: Directory, config: DaemonConfig) -> None:
 def _wait_for_a_node(nodes: Nodes) -> None:
     until = time.monotonic() + _FIRST_NODE_S
     while time.monotonic() < until:
-        nodes.look(lambda _address: True)
+        nodes.look()
         if nodes.ready():
             return
         time.sleep(0.1)

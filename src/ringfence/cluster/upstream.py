@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 
 import httptools
@@ -29,9 +30,14 @@ class NotSent(ServerUnreachable):
 
 
 class Pool:
-    """Connections to nodes. Of one event loop."""
+    """Connections to nodes. Of one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        tls: For nodes on other machines.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self._idle: dict[str, deque[tuple[float, _Connection]]] = {}
 
     async def exchange(
@@ -40,7 +46,7 @@ class Pool:
         """Send a request, and wait for the head of the answer.
 
         Args:
-            address: `unix:PATH` or `http://HOST:PORT`.
+            address: `unix:PATH` or `https://HOST:PORT`.
             body: The whole of it; None: the caller sends it in pieces, with `Answer.connection`.
 
         Raises:
@@ -343,6 +349,12 @@ class _Connection(asyncio.Protocol):
         answer.end()
 
 
+def host_of(address: str) -> tuple[str, int]:
+    """Host and port of `https://HOST:PORT`."""
+    host, _, port = address.removeprefix("https://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 async def _connect(address: str, pool: Pool) -> _Connection:
     loop = asyncio.get_running_loop()
     try:
@@ -353,11 +365,11 @@ async def _connect(address: str, pool: Pool) -> _Connection:
                     lambda: _Connection(address, pool), path
                 )
             else:
-                host, _, port = address.removeprefix("http://").rpartition(":")
+                host, port = host_of(address)
                 _, made = await loop.create_connection(
-                    lambda: _Connection(address, pool), host.strip("[]"), int(port)
+                    lambda: _Connection(address, pool), host, port, ssl=pool.tls
                 )
-    except (OSError, TimeoutError) as exc:
+    except (OSError, TimeoutError) as exc:  # an ssl.SSLError is an OSError
         raise NotSent(f"the node does not answer: {str(exc) or 'it is too slow'}") from exc
     return made
 
@@ -378,4 +390,4 @@ HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding")
 ) | {b"upgrade", b"proxy-authenticate", b"proxy-authorization"}
 
-__all__ = ["HOP_BY_HOP", "Answer", "NotSent", "Pool", "without"]
+__all__ = ["HOP_BY_HOP", "Answer", "NotSent", "Pool", "host_of", "without"]

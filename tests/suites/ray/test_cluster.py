@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -86,7 +87,7 @@ def _until(holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> float:
 
 
 def _daemon_of(node: dict[str, Any]) -> int:
-    with open(f"{node['address'].removeprefix('unix:').rpartition('/')[0]}/lock") as file:
+    with open(Path(node["socket"]).with_name("lock")) as file:
         return int(file.read().split()[0])
 
 
@@ -128,6 +129,38 @@ def test_three_nodes_are_one_server(cluster: Any, gateway: Gateway, place: Path)
             assert [] == client.list()
     finally:
         other.end()
+
+
+async def test_nodes_elsewhere_are_reached_by_tls_and_trust_the_seal_alone(
+    cluster: Any, gateway: Gateway
+) -> None:
+    from ringfence.api.access import gateways
+    from ringfence.api.access.caller import ADMIN, Caller
+    from ringfence.cluster.directory import Directory
+    from ringfence.cluster.tls import client_context, identity
+    from ringfence.cluster.upstream import NotSent, Pool
+
+    directory = Directory(NAME[1])
+    trusted = Pool(client_context(identity(directory)[0]))
+    target, admin = b"/v1/info", Caller("ann", ADMIN)
+
+    async def ask(secret: bytes, method: str = "GET", pool: Pool = trusted) -> int:
+        seal = gateways.seal(secret, admin, method, target)
+        headers = [(b"host", b"localhost"), (gateways.HEADER.encode(), seal)]
+        address = _nodes(cluster)[0]["address"]
+        answer = await pool.exchange(address, b"GET", target, headers, b"")
+        await answer.whole()
+        return answer.status
+
+    secret = directory.secret()
+    assert [200, 401, 401] == [
+        await ask(secret),
+        await ask(b"another" * 5),
+        await ask(secret, "POST"),
+    ]
+    with pytest.raises(NotSent, match="certificate"):
+        await ask(secret, pool=Pool(ssl.create_default_context()))
+    trusted.close()
 
 
 def _is_refused(client: Client) -> bool:
@@ -185,6 +218,7 @@ def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], p
             lost = made.pop(gone["node"])
             noticed = _until(lambda: _is_lost(client, lost.id))
             print(f"noticed after {noticed:.1f} s")
+            assert noticed < 10.0  # a bound that is promised, of which it takes a third
             with pytest.raises(SandboxLost, match="went with its node") as told:
                 lost.exec(["true"])
             assert told.value.retryable
