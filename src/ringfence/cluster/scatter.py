@@ -21,6 +21,7 @@ from ..api.schemas import write_cursor
 from ..errors import InvalidRequest, RingfenceError, ServerUnreachable, error_from_json
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
+from ..model.event import CONFIG
 from .proxy import target_of
 
 TYPE_CHECKING = False
@@ -267,7 +268,12 @@ class Scatter:
             await self.ask(self._nodes.any(), scope, "GET", target_of(scope))
         if follow not in _YES:
             forms = await self.ask_all(scope, "GET", b"/v1/events")
-            items = [_stamped(item) for form in forms for item in form["items"]]
+            items = [
+                _stamped(item)
+                for i, form in enumerate(forms)
+                for item in form["items"]
+                if not i or item["kind"] != CONFIG
+            ]
             items = [item for item in items if item["seq"] > int(since)]
             items.sort(key=lambda item: (item["time"], item["seq"]))
             return json_answer({"items": items, "next_cursor": None})
@@ -383,6 +389,8 @@ class EventStream(Response):
                 self._places[tag] = value.decode()
                 told.append(b"id: " + _written(self._places))
             elif name == b"data" and value.startswith(b'{"seq"'):
+                if lines[1:2] == [b"event: config"] and tag != self._scatter.nodes()[0].tag:
+                    return  # a change of all nodes is told once
                 event = json.dumps(_stamped(json.loads(value)), separators=(",", ":"))
                 told.append(b"data: " + event.encode())
             else:
