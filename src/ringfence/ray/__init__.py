@@ -20,3 +20,30 @@ if ".".join(_ray.__version__.split(".")[:2]) not in TRIED:
         f"ringfence.ray was tried with Ray {', '.join(TRIED)}, and this is Ray {_ray.__version__}:"
         ' pip install "ringfence[ray]" installs a version that was tried'
     )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .backend import Backend as Backend
+    from .rollouts import Progress as Progress
+    from .rollouts import map_sandboxes as map_sandboxes
+    from .sandbox import Handle as Handle
+    from .sandbox import Sandbox as Sandbox
+    from .sandbox import detached as detached
+
+_HOMES = {
+    "Backend": "backend",
+    "Handle": "sandbox",
+    "Progress": "rollouts",
+    "Sandbox": "sandbox",
+    "detached": "sandbox",
+    "map_sandboxes": "rollouts",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: Ray's sandbox package, below `Backend`, takes 0.1 s."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

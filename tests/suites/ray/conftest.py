@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +19,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_worker_prestart": "0",
+    "RAY_agent_register_timeout_ms": "100000",
     "RAY_prestart_worker_first_driver": "0",
 }
 os.environ |= SETTINGS
@@ -42,6 +45,27 @@ def cluster() -> Iterator[Any]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def far(cluster: Any) -> dict[str, float]:
+    """The resource that tasks ask for to run on a second node."""
+    cluster.add_node(**node_options(), resources={"far": 100.0})
+    return {"far": 0.01}
+
+
 def node_options(**more: Any) -> dict[str, Any]:
-    """Arguments of `Cluster.add_node` for a small node."""
-    return {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, **more}
+    """Arguments of `Cluster.add_node` for a small node.
+
+    With ports chosen here, a raylet does not wait for its agents: on a busy machine they take longer
+    than the 30 s after which Ray gives a node up.
+    """
+    agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+    ports = dict(zip((*agents, "runtime_env_agent_port"), _free_ports(4), strict=True))
+    return {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, **ports, **more}
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
