@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfence import Sandbox
 from ringfence.client import AsyncClient, RemoteSandbox
 from ringfence.errors import (
     ConnectError,
@@ -20,6 +21,7 @@ from ringfence.errors import (
     PermissionDenied,
 )
 from tests.api.conftest import Daemon
+from tests.unconfined import Unconfined
 
 pytestmark = pytest.mark.anyone
 
@@ -116,6 +118,24 @@ def test_trees_go_in_and_out_whole(sandbox: RemoteSandbox, tmp_path: Path) -> No
     os.mkfifo(tree / "pipe")
     with pytest.raises(FileError):
         sandbox.files.upload(str(tree), "again")
+
+
+def test_a_download_that_fails_leaves_no_part(sandbox: RemoteSandbox, tmp_path: Path) -> None:
+    """So that it can be tried again without `overwrite`."""
+    place = str(tmp_path / "local")
+
+    def fail(_count: int, name: str) -> None:
+        raise KeyError(name)
+
+    with Sandbox.create(backend=Unconfined()) as own:
+        for each in (sandbox, own):
+            each.files.write("large", b"x" * 3_000_000)
+            with pytest.raises(KeyError):
+                each.files.download("large", place, progress=fail)
+            each.files.download("large", place)
+            with pytest.raises(KeyError):
+                each.files.download("large", place, overwrite=True, progress=fail)
+            os.unlink(place)
 
 
 def test_sparse_files_stay_sparse_and_hard_links_stay(

@@ -72,6 +72,20 @@ def test_packages_are_visible_to_python_scripts_and_contexts(first: Template) ->
         assert "first" == sandbox.spec.template, "as it was asked for"
 
 
+def test_files_of_a_sandbox_stay_without_the_lock_of_a_server(wheels: Path) -> None:
+    """As after a stop of the server, which sandboxes outlive."""
+    Template.from_host().run("echo kept >/opt/venv/kept").build("outlived")
+    spec, held = apply(SandboxSpec(template="outlived"))
+    with Sandbox.create(spec) as sandbox:
+        os.close(held)
+        store = store_of()
+        image = store.remove("outlived")
+        assert image.id in store.collect()[1]
+        assert "kept\n" == sandbox.shell("cat /opt/venv/kept").stdout_text
+    assert image.id not in store.collect()[1]
+    assert not os.path.exists(store.root(image))
+
+
 def test_a_known_template_runs_no_pip(first: Template) -> None:
     heard: list[bytes] = []
     assert first.build(on_output=heard.append).id == first.build("again").id

@@ -281,10 +281,8 @@ def download(
                 pause(pause_s(attempt, {}))
         return _download_tree(transport, at, remote, local, progress, options)
     try:
-        with open(local, "wb" if overwrite else "xb") as file:
+        with unpack.created(local, overwrite=overwrite) as file:
             _fetch(transport, at, remote, file, progress)
-    except FileExistsError as exc:
-        raise unpack.in_the_way(local) from exc
     except OSError as exc:
         raise host_file_error(exc.errno or 5, local) from exc
 

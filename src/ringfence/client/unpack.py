@@ -12,13 +12,14 @@ import os
 import tarfile
 from contextlib import closing
 
-from ..errors import FileError, FileExists, IoError
+from ..errors import FileError, FileExists, IoError, host_file_error
 from ..launcher.helpers.descent import Descent
 from ..launcher.helpers.tars import Reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     Progress = Callable[[int, str], None]
 
@@ -67,6 +68,29 @@ def in_the_way(path: str) -> FileExists:
         path=path,
         hint="download to a new path, or pass overwrite=True",
     )
+
+
+@contextlib.contextmanager
+def created(path: str, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """Open a file of the host for a download. A new one that is not written to its end is removed.
+
+    Raises:
+        FileExists: It is there, and `overwrite` is not set.
+    """
+    try:
+        file = open(path, "wb" if overwrite else "xb")  # noqa: SIM115  its errors are typed apart
+    except FileExistsError as exc:
+        raise in_the_way(path) from exc
+    except OSError as exc:
+        raise host_file_error(exc.errno or 5, path) from exc
+    with file:
+        try:
+            yield file
+            file.flush()
+        except BaseException:
+            if not overwrite:
+                os.unlink(path)
+            raise
 
 
 class _Unpacker:

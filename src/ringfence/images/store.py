@@ -392,7 +392,8 @@ class ImageStore:
                 return False
             finally:
                 os.close(fd)
-        return True
+        # Sandboxes outlive a server that is stopped, and the locks that it had.
+        return not _is_mounted(os.path.basename(path))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -416,6 +417,20 @@ class ImageStore:
         # A name may be longer than a file's: its digest is not.
         digest = hashlib.sha256(reference.encode()).hexdigest()
         return os.path.join(self.directory, "names", f"{digest}.json")
+
+
+def _is_mounted(name: str) -> bool:
+    """Return whether a mount of any process, as far as they may be read, lies below a root."""
+    seen: set[str] = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            if namespace not in seen:
+                seen.add(namespace)
+                with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                    if f"/roots/{name}/" in file.read():
+                        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -180,6 +180,7 @@ class Files:
         Raises:
             FileExists: A file that the copy would replace is there, and `overwrite` is not set.
         """
+        from ..client.unpack import created
         from ..model.files import DIRECTORY
         from .shared import to_fill, to_write
 
@@ -191,7 +192,7 @@ class Files:
             self._inner.open_read(remote) as source,
             to_write(local, self._mounts(), overwrite=overwrite) as place,
             # A path in /proc is of a file that `to_write` has just made.
-            _open_local(place, "wb" if overwrite or place != local else "xb") as target,
+            created(place, overwrite=overwrite or place != local) as target,
         ):
             _copy(source, target, remote, progress)
 
@@ -311,10 +312,6 @@ def _open_local(local: str, mode: str) -> BinaryIO:
     """A file of the host; its errors are typed as those of the sandbox are."""
     try:
         return open(local, mode)  # type: ignore[return-value]
-    except FileExistsError as exc:
-        from ..client.unpack import in_the_way
-
-        raise in_the_way(local) from exc
     except OSError as exc:
         from ..errors import host_file_error
 

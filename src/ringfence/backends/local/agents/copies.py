@@ -56,14 +56,11 @@ def download(
 ) -> None:
     """Copy a directory of the sandbox to the host, without trusting a name in it."""
     if files.stat(remote).kind == FILE:
-        try:
-            with (
-                files.open_read(remote) as source,
-                open(local, "wb" if overwrite else "xb") as target,
-            ):
-                shutil.copyfileobj(source, target, 1 << 20)
-        except FileExistsError as exc:
-            raise unpack.in_the_way(local) from exc
+        with (
+            files.open_read(remote) as source,
+            unpack.created(local, overwrite=overwrite) as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
         return
     helper = files.start_helper("out", remote)
     try:
