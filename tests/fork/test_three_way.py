@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import Merged, SandboxSpec
-from ringfence.errors import FileError, FileNotFound, ResourceExhausted
+from ringfence.errors import FileError, FileNotFound, IoError, ResourceExhausted
 from ringfence.fork import merging, targets, three_way, trees
 from ringfence.fork import text as text_merging
 from ringfence.fork.text import TextMerger
@@ -340,3 +340,74 @@ def test_all_texts_of_a_merge_share_its_time_and_bytes(monkeypatch: pytest.Monke
     late = TextMerger()
     assert late.merge(*sides) is None
     assert "within 0 s" in late.reason
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "conflicts", "after"),
+    [
+        pytest.param({}, {"a": "1"}, {"a": "2"}, {"a"}, None, id="both-added"),
+        pytest.param({"a": ""}, {"a": "x"}, {"b": ""}, {"a"}, None, id="empty-is-not-moved"),
+        pytest.param(
+            {"a": "1", "b": "2"}, {"a": "x", "b": "2"}, {"b": "1"}, {"a"}, None, id="changed-to-it"
+        ),
+        pytest.param({"a": "1"}, {"b": "x"}, {"b": "1"}, set(), {"b": "x"}, id="moved-before"),
+        pytest.param({"a": "1"}, {"a": "x"}, {"b": "1"}, set(), {"b": "x"}, id="moved-with-change"),
+        pytest.param({}, {"d": "x"}, {"d/a": "1"}, {"d", "d/a"}, None, id="file-in-the-way"),
+        pytest.param({"d/a": "1"}, {"d/a": "1"}, {"d": "2"}, set(), {"d": "2"}, id="other-kind"),
+        pytest.param(
+            {"d/a": "1"}, {"d/a": "1", "d/b": "2"}, {"d": "3"}, {"d"}, None, id="other-kind-in-use"
+        ),
+    ],
+)
+def test_what_becomes_of_each_case(
+    tmp_path: Path,
+    base: Files,
+    ours: Files,
+    theirs: Files,
+    conflicts: set[str],
+    after: Files | None,
+) -> None:
+    root = write(tmp_path / "root", ours)
+
+    found = merge(root, base, theirs)
+
+    assert conflicts == {each.path for each in found.conflicts}
+    assert (ours if after is None else after) == read(root)
+    if after is not None and after != ours:
+        assert {*after, *ours} == {each.path for each in found.changes if "." not in each.path} | {
+            name for name in ours if ours[name] == after.get(name)
+        }
+
+
+@pytest.mark.parametrize(
+    "name", ["./../b", "./d/../.vscode/tasks.json", "./d/./a", "./d//a", "b", "./d/.."]
+)
+def test_a_path_that_climbs_is_refused(tmp_path: Path, name: str) -> None:
+    """A guest may have sent it; so spelled, it would not be known as protected."""
+
+    def loose(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(member("./d", tarfile.DIRTYPE, 0o755))
+            tar.addfile(member(name, tarfile.REGTYPE, 0o644))
+
+    root = write(tmp_path / "root", {})
+    with pytest.raises(IoError, match="no path in a tree"):
+        merging.into_host(
+            lambda file: pack({}, file), loose, str(root), SandboxSpec(), prefer=None, dry_run=False
+        )
+    assert not [*root.iterdir()]
+
+
+def test_a_stream_without_its_directories_is_a_conflict(tmp_path: Path) -> None:
+    def loose(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for name in ("./d/a", "/etc/ringfence-x"):
+                tar.addfile(member(name, tarfile.REGTYPE, 0o644))
+
+    root = write(tmp_path / "root", {})
+    found = merging.into_host(
+        lambda file: pack({}, file), loose, str(root), SandboxSpec(), prefer=None, dry_run=False
+    )
+
+    assert {"d/a", "etc/ringfence-x"} == {each.path for each in found.conflicts}
+    assert not [*root.iterdir()]

@@ -107,10 +107,9 @@ class Plan:
         for path in sorted(differing):
             if path in new:
                 self._write(path, moved)
-        used = self._directories_of_writes()
         for path in [*self.removals]:
             if path not in self.writes and is_directory(self.removals[path]):
-                self._keep_if_used(path, used)
+                self._keep_if_used(path)
         self.writes = dict(sorted(self.writes.items()))
         # Each name of a file with several has the content of its own here.
         if sum(each.entry[1] for each in self.writes.values()) > MOST_BYTES:
@@ -144,19 +143,9 @@ class Plan:
         else:
             self._conflict(path, _GONE_HERE)
 
-    def _directories_of_writes(self) -> set[str]:
-        found: set[str] = set()
-        for path in self.writes:
-            above = path.rpartition("/")[0]
-            while above and above not in found:
-                found.add(above)
-                above = above.rpartition("/")[0]
-        return found
-
-    def _keep_if_used(self, path: str, used: set[str]) -> None:
+    def _keep_if_used(self, path: str) -> None:
         """Keep a directory in which the target has something else."""
-        names = self._ours.names(path)
-        if path in used or any(f"{path}/{name}" not in self.removals for name in names):
+        if any(f"{path}/{name}" not in self.removals for name in self._ours.names(path)):
             del self.removals[path]
 
     def _write(self, path: str, moved: dict[str, str]) -> None:
@@ -213,7 +202,7 @@ class Plan:
 
     def _has_place(self, path: str) -> bool:
         """See to the directories above `path`; where one cannot be had, that is a conflict."""
-        missing: list[str] = []
+        missing: dict[str, Write] = {}
         above = path.rpartition("/")[0]
         while above and above not in self.writes:
             there = self._ours.get(above)
@@ -222,10 +211,15 @@ class Plan:
             if there is not None:
                 self._conflict(path, f"{above[1:]} is not a directory in the target")
                 return False
-            missing.append(above)
+            entry = self._theirs.entries.get(above)
+            if entry is None or not is_directory(
+                entry
+            ):  # a guest may have sent a stream that is no tree
+                self._conflict(path, f"{above[1:]} is not a directory in the branch")
+                return False
+            missing[above] = Write(entry, None)
             above = above.rpartition("/")[0]
-        for each in missing:
-            self.writes[each] = Write(self._theirs.entries[each], None)
+        self.writes.update(missing)
         return True
 
     def _merge(self, path: str, was: Entry, now: Entry, new: Entry) -> None:

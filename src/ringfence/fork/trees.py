@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import tarfile
 import tempfile
 
-from ..errors import ResourceExhausted, host_file_error
+from ..errors import IoError, ResourceExhausted, host_file_error
 from ..launcher.helpers.layers import WHITEOUT
 from ..launcher.helpers.tars import Reader
 from ..linux import files
@@ -42,6 +43,7 @@ MOST_ENTRIES = 250_000  # of one side: about 300 bytes of memory each
 MOST_NAMES = 32 << 20  # characters of their paths and link targets: a path may have 4,096
 MOST_BYTES = 4 << 30  # of the content of one side: a sparse file claims any size
 GONE = "gone"
+_CLIMBS = re.compile(r"\A[^/]|/\.{0,2}(?:/|\Z)")
 _MODES = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 _KINDS = {
     tarfile.REGTYPE: FILE,
@@ -181,6 +183,7 @@ def index(fd: int, *, is_layer: bool, offsets: dict[str, int] | None = None) -> 
 
     Raises:
         ResourceExhausted: It has more than 250,000 entries, or too long paths.
+        IoError: A path in it climbs.
     """
     found: Index = {}
     left = MOST_NAMES
@@ -196,6 +199,9 @@ def index(fd: int, *, is_layer: bool, offsets: dict[str, int] | None = None) -> 
                     retryable=False,
                 )
             path = member.name.removeprefix(".") or "/"
+            if _CLIMBS.search(path) and path != "/":
+                # Another spelling of a path would pass by what protects that path.
+                raise IoError(f"the sandbox sent {member.name!r}, which is no path in a tree")
             directory, _, name = path.rpartition("/")
             if is_layer and name.startswith(WHITEOUT):
                 found[f"{directory}/{name.removeprefix(WHITEOUT)}"] = (GONE, 0, 0, b"")
