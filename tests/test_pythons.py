@@ -42,7 +42,7 @@ def test_sandboxes_run_on(version: str, tmp_path: Path) -> None:
     """Creates, loops, threads, rules, snapshots and hibernation work on each claimed version."""
     python = interpreter(version)
     if python is None:
-        pytest.skip(f"Python {version} is not installed")
+        pytest.skip(f"Python {version} is not installed (tools/newest_python.sh brings Debian's)")
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),

@@ -41,6 +41,7 @@ CANNOT_BE_SAID = [
     (".*", r"must be a whole number, not \d+\.0$", "whole numbers"),
     (".*", "lives in it too", "limits"),
     (".*", "choose the sandbox with options", "pairs"),
+    (r"strong_runtime\..*", "no backend|must be between", "pairs"),
     ("signal", "is not a signal", "signals"),
     ("pattern|glob|replacement|regex", "", "patterns"),
     (

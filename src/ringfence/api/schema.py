@@ -159,6 +159,16 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("ExecutionConfig", "work_dir"): _ABSOLUTE,
     ("ExecutionConfig", "allowed_paths"): {"type": "array", "items": _ABSOLUTE},
     ("ExecutionConfig", "denied_paths"): {"type": "array", "items": _ABSOLUTE},
+    ("ExecutionConfig", "strong_runtime"): {
+        "type": "object",
+        "properties": {
+            "backend": _NAME,
+            "memory_mb": _like("^[1-9][0-9]{0,5}$"),
+            "cpus": _like(r"^[1-9][0-9]{0,2}(\.[0-9]{1,3})?$"),
+            "vm_kernel": _ABSOLUTE,
+        },
+        "additionalProperties": False,
+    },
 }
 _YEAR_S, _DAY_S = 366 * 86_400, 86_400
 _NUMBERS: dict[tuple[str, str], tuple[float, float]] = {

@@ -32,7 +32,7 @@ ContextId = Annotated[str, Path(max_length=63)]
 CellId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Heartbeat = Annotated[float, Query(ge=0.05, le=3600)]
 _MOST = 1000  # contexts of a sandbox
-_VARIABLES_S, _ENDING_S = 30.0, 30.0
+_VARIABLES_S, _ENDING_S = 20.0, 30.0  # clients wait 30 s as a rule
 _MOST_VARIABLES_BYTES = 2 << 20
 _DONE = {"cache-control": "no-store"}
 

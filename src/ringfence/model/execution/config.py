@@ -109,7 +109,7 @@ class ExecutionConfig(Model):
         self._put(name, checks.string_map(given, name))
         for key, value in self.strong_runtime.items():
             at = f"{name}.{key}"
-            checks.choice(key, at, _STRONG, ", ".join(_STRONG))
+            checks.choice(key, at, _STRONG, f"one of {', '.join(_STRONG)}")
             if key == VM_KERNEL:
                 checks.absolute_path(value, at)
         for key, low in (("memory_mb", 1.0), ("cpus", 0.001)):
