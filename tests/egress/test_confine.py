@@ -15,6 +15,7 @@ import ringfence
 from ringfence.egress import confine
 from ringfence.egress.host.line import Line
 from ringfence.linux import landlock
+from tests.strangers import let_others_in
 
 SOURCE = Path(ringfence.__file__).parents[1]
 
@@ -137,9 +138,7 @@ def test_it_reads_what_the_resolver_needs_and_writes_nothing(
     secret = place / "secret"
     secret.write_text("secret")
     secret.chmod(0o644)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.geteuid() and str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
+    let_others_in(tmp_path.parent)
     script = _TRIES.format(
         source=str(SOURCE),
         confined=confined,

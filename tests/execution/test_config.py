@@ -20,6 +20,7 @@ from ringfence.model.net.network import NetworkPolicy
 from ringfence.policy.seccomp import SeccompPolicy
 from tests.execution.conftest import MakeService
 from tests.features import has
+from tests.strangers import let_others_in
 from tests.unconfined import Unconfined
 
 pytestmark = pytest.mark.anyone
@@ -147,9 +148,7 @@ def test_an_allowed_path_is_shown_and_a_denied_one_is_not_even_when_it_comes_lat
 ) -> None:
     shown, secret = tmp_path / "shown", tmp_path / "shown" / "secret"
     secret.mkdir(parents=True)
-    for path in (tmp_path, *tmp_path.parents):
-        if str(path).startswith("/tmp/pytest"):
-            path.chmod(0o755)
+    let_others_in(tmp_path)
     (shown / "open").write_text("open")
     (secret / "key").write_text("key")
     (tmp_path / "link").symlink_to(shown)

@@ -21,6 +21,7 @@ from ringfence.guest.landlocked import members
 from ringfence.model.execs.exec import ExecResult
 from tests.features import require
 from tests.native.test_without_namespaces import run_refused
+from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
@@ -141,9 +142,7 @@ print(*map(number, [
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
     """A file of the host that the sandbox's user may change, in a directory that it can enter."""
-    for path in (tmp_path, *tmp_path.parents[:3]):
-        if os.stat(path).st_uid == os.geteuid():
-            os.chmod(path, 0o755)
+    let_others_in(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("canary")
     os.utime(secret, (1000, 1000))

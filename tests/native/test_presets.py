@@ -14,6 +14,7 @@ from ringfence import InvalidRequest, Mount, Sandbox, SandboxSpec
 from ringfence.model.mount import PRESETS
 from tests.cli.command import run
 from tests.features import require
+from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.anyone
 
@@ -53,9 +54,7 @@ def empty(tmp_path: Path) -> Path:
     """A directory without any of the files; its parents can be entered by a sandbox's owner."""
     made = tmp_path / "empty"
     made.mkdir(mode=0o755)
-    for each in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
-        if each.stat().st_uid == made.stat().st_uid:
-            each.chmod(0o755)
+    let_others_in(made)
     return made
 
 

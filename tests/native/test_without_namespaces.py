@@ -22,6 +22,7 @@ from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
 from ringfence.sandbox.process import Process
 from tests.features import require
+from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
@@ -153,9 +154,7 @@ def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     shown.mkdir()
     (shown / "file").write_text("canary")
-    for path in (shown, *shown.parents[:3]):
-        if os.stat(path).st_uid == os.geteuid():
-            os.chmod(path, 0o755)
+    let_others_in(shown)
     backend = LandlockBackend()
     with Sandbox.create(backend=backend, mounts=[Mount(str(shown), str(shown))]) as sandbox:
         read = sandbox.exec(["cat", f"{shown}/file"])
