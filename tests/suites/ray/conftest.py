@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_worker_prestart": "0",
-    "RAY_agent_register_timeout_ms": "100000",
+    "RAY_raylet_start_wait_time_s": "100",  # on a busy machine its agents take longer than 15 s
     "RAY_prestart_worker_first_driver": "0",
 }
 os.environ |= SETTINGS
@@ -32,8 +34,11 @@ def cluster() -> Iterator[Any]:
     directory = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="rf-ray-", dir="/tmp")
     os.mkdir(f"{directory}/ray")  # where `Cluster` writes its address before any node is there
     import ray
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
+    # Ray gives a node up after 30 s: on a busy machine it takes longer to start.
+    services.get_node = functools.partial(_get_node, services.get_node)
     cluster = Cluster()
     try:
         cluster.add_node(**node_options(), include_dashboard=False)
@@ -45,6 +50,17 @@ def cluster() -> Iterator[Any]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _get_node(get_node: Callable[..., Any], *parts: Any) -> Any:
+    deadline = time.monotonic() + 100
+    while True:
+        try:
+            return get_node(*parts)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 @pytest.fixture(scope="session")
 def far(cluster: Any) -> dict[str, float]:
     """The resource that tasks ask for to run on a second node."""
@@ -53,17 +69,11 @@ def far(cluster: Any) -> dict[str, float]:
 
 
 def node_options(**more: Any) -> dict[str, Any]:
-    """Arguments of `Cluster.add_node` for a small node.
-
-    With ports chosen here, a raylet does not wait for its agents: on a busy machine they take longer
-    than the 30 s after which Ray gives a node up.
-    """
-    agents = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
-    ports = dict(zip((*agents, "runtime_env_agent_port"), _free_ports(4), strict=True))
-    return {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, **ports, **more}
+    """Arguments of `Cluster.add_node` for a small node."""
+    return {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, **more}
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

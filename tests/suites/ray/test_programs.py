@@ -21,7 +21,6 @@ def _use_for_ever(handle: Handle) -> None:
         handle.exec(["true"])
 
 
-@ray.remote(num_cpus=0)
 class Keeper:
     """An actor that owns a sandbox."""
 
@@ -54,7 +53,7 @@ def attempt(shared: list[Any]) -> str:
 
 
 def test_handles_are_passed_between_tasks_of_a_node(cluster: Any) -> None:
-    keeper = Keeper.remote()
+    keeper = ray.remote(num_cpus=0)(Keeper).remote()
     (handle,) = shared = ray.get(keeper.share.remote())
 
     assert isinstance(handle, Handle)
@@ -75,7 +74,7 @@ def test_handles_are_passed_between_tasks_of_a_node(cluster: Any) -> None:
 def test_only_who_knows_the_key_is_listened_to(cluster: Any) -> None:
     with Sandbox.create() as sandbox:
         ticket = sandbox.__reduce__()[1][0]
-        call = (sandbox.id, "exec", (["echo", "known"],), {})
+        call: tuple[Any, ...] = (sandbox.id, "exec", (["echo", "known"],), {})
 
         assert (
             "known\n" == calls.result_of(calls.by_socket(ticket.door, ticket.key, call)).stdout_text
