@@ -159,6 +159,7 @@ def test_modals_client_at_rays_facade(cluster: Any, tmp_path: Path) -> None:
             raise AssertionError("".join(seen))
         (tmp_path / "example.py").write_text(MODAL)
         tokens = {"MODAL_TOKEN_ID": "ak-1", "MODAL_TOKEN_SECRET": "as-1"}
+        tokens["MODAL_SANDBOX_V2"] = "0"  # Ray's facade serves this protocol alone
         ran = subprocess.run(
             [sys.executable, "example.py"],
             cwd=tmp_path,
