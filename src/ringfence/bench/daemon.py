@@ -13,6 +13,7 @@ from . import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Self
 
 _START_S, _END_S = 60.0, 120.0
@@ -22,10 +23,12 @@ class Daemon:
     """`ringfence serve` on a state directory of its own, which goes with it.
 
     Args:
+        options: Further options of the command.
         manager: Its settings of the session manager.
     """
 
-    def __init__(self, **manager: Any) -> None:
+    def __init__(self, options: Sequence[str] = (), **manager: Any) -> None:
+        self._options = options
         allow_open_files()
         self._directory = tempfile.TemporaryDirectory(prefix="rf-bench-")
         self.state_dir = f"{self._directory.name}/s"
@@ -47,7 +50,7 @@ class Daemon:
         """Start it; the seconds until it answers."""
         began = time.perf_counter()
         self.process = subprocess.Popen(
-            [*self._command(), "--json", "--config", self._config],
+            [*self._command(), "--json", "--config", self._config, *self._options],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -9,6 +9,7 @@ from . import report
 from .measures import (
     adapters,
     backends,
+    cluster,
     create,
     egress,
     files,
@@ -46,11 +47,12 @@ MEASURES: dict[str, Measure] = {
     "egress": egress.measure,
     "adapters": adapters.measure,
     "server": server.measure,
+    "cluster": cluster.measure,
     "floods": floods.measure,
     "backends": backends.measure,
 }
-# Two need the extras `server` and `client`, the other gVisor and a Docker engine.
-ONLY_IF_ASKED = ("server", "floods", "backends")
+# Three need the extras `server` and `client`, one of them Ray; the other gVisor and a Docker engine.
+ONLY_IF_ASKED = ("server", "cluster", "floods", "backends")
 
 
 def measure(

@@ -326,9 +326,9 @@ BENCH = Command(
         HELP,
     ),
     words="create exec run throughput parked files images snapshots forks live egress adapters server "
-    "backends floods",
+    "cluster backends floods",
     details="""\
-Default MEASURE: all except server, backends and floods.
+Default MEASURE: all except server, cluster, backends and floods.
 
 Measures:
   create      create, first exec and terminate, compared with bubblewrap
@@ -344,6 +344,7 @@ Measures:
   egress      cost and throughput of a network policy, compared with the host's network
   adapters    import time of each adapter beyond its framework
   server      latency, memory, streams and restart of the server
+  cluster     overhead and throughput of a gateway over two Ray nodes on this machine
   backends    gVisor, Docker and microVMs, compared with runsc, docker exec and a plain boot
   floods      p99 of other clients and the server's memory while each listener is attacked""",
     examples=(

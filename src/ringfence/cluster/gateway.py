@@ -12,10 +12,10 @@ import json
 import logging
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
-from ..api.models import json_answer
+from ..api.service import Service
 from ..errors import (
-    InvalidRequest,
     LifecycleError,
     RingfenceError,
     ServerUnreachable,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ..api.access.caller import Caller
-    from ..api.service import Service
     from .directory import Directory
     from .nodes import Known, Nodes
 
@@ -50,6 +49,7 @@ _WAIT_S = 10.0
 """For a node whose daemon is being started again."""
 _AGAIN_S = 0.1
 _MIB = 1 << 20
+_OWN = ("/v1/keys", "/v1/openapi.json")
 _FULL = (422, 503)
 """Answers to a create that another node may answer otherwise: no backend, no room."""
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
@@ -57,22 +57,38 @@ _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 logger = logging.getLogger("ringfence.cluster")
 
 
+class GatewayService(Service):
+    """State of the API's own routes at a gateway: those of keys and tokens."""
+
+    gateway: Gateway
+
+    async def need(self, any_id: str, caller: Caller) -> Any:
+        """See `Service.need`; only what the route of tokens asks of it."""
+        sandbox_id, client_id = await self.gateway.owner_of(any_id, caller)
+        return SimpleNamespace(sandbox_id=sandbox_id, client_id=client_id)
+
+
 class Gateway:
     """ASGI application in the place of `FastPath`: the caller is known, and the route is open to it."""
 
     def __init__(
-        self, app: ASGIApp, service: Service, directory: Directory, nodes: Nodes, proxy: Proxy
+        self,
+        app: ASGIApp,
+        service: GatewayService,
+        directory: Directory,
+        nodes: Nodes,
+        proxy: Proxy,
     ) -> None:
-        self._app, self._service = app, service
+        self._app = app
         self._directory, self._nodes, self._proxy = directory, nodes, proxy
         self._scatter = Scatter(nodes, proxy, service)
+        service.gateway = self
         self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
         self._special: dict[tuple[str, str], Callable[..., Any]] = {
             ("POST", "/v1/sandboxes"): self._create,
             ("POST", "/v1/sessions"): self._acquire,
             ("POST", "/v1/sessions/attach"): self._attach,
             ("POST", "/api/v1/sandbox/execute"): self._execute,
-            ("POST", "/v1/sandboxes/{sandbox_id}/tokens"): self._token,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +98,8 @@ class Gateway:
             self._nodes.check_fresh()
         if found is not None and "keys" in found.rule.changes:
             send = _after(KEYS_S * 2, send)
-        if found is None or found.path.startswith(("/v1/keys", "/v1/openapi.json")):
+        # Tokens are keys, and keys are the gateways' own: `GatewayService` asks the node for the sandbox.
+        if found is None or "keys" in found.rule.changes or found.path in _OWN:
             await self._app(scope, receive, send)
             return
         scope["route"] = found  # for the metrics
@@ -320,32 +337,20 @@ class Gateway:
             await loop.run_in_executor(None, self._directory.remove, f"bind/{name}")
         return True
 
-    # -- tokens ---------------------------------------------------------------------------------
+    async def owner_of(self, any_id: str, caller: Caller) -> tuple[str, str]:
+        """Ask the node for a live sandbox: its id, and the client whose it is.
 
-    async def _token(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A token is a key, and so the cluster's; the node says whose the sandbox is."""
-        body = await _whole(receive)
-        form = json_object(loads(body), "body") if body.strip() else {}
-        ttl_s = form.pop("ttl_s", None)
-        if form:
-            raise InvalidRequest("no such field", field=next(iter(form)))
-        if ttl_s is not None and not (
-            isinstance(ttl_s, int | float)
-            and not isinstance(ttl_s, bool)
-            and 0 < ttl_s <= 366 * 86_400
-        ):
-            raise InvalidRequest("must be seconds, at most 366 days", field="ttl_s")
-        any_id, caller = _id_in(scope), scope["state"]["caller"]
+        Raises:
+            SandboxNotFound: There is none, or it is another client's.
+            LifecycleError: It has ended.
+        """
         node = await self._node_of(any_id, caller)
+        scope = {"state": {"caller": caller, "request_id": "owner"}}
         view = await self._scatter.ask(node, scope, "GET", f"/v1/sandboxes/{any_id}".encode())
         if view["state"] == "terminated":
-            raise LifecycleError(f"sandbox {any_id} has ended: {view['reason'] or view['state']}")
-        record, text = await self._service.thread_pools.call(
-            self._service.authenticator.make_token, caller, view["id"], view["owner"], ttl_s
-        )
-        scope["state"]["made"] = record.id
-        told = {"id": record.id, "sandbox_id": view["id"], "expires_at": record.expires_at}
-        await json_answer({**told, "key": text}, 201)(scope, receive, send)
+            why = view["reason"] or view["state"]
+            raise LifecycleError(f"sandbox {any_id} has ended: {why}", hint="create a new one")
+        return view["id"], view["owner"]
 
 
 class _Turn:

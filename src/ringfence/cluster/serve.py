@@ -12,13 +12,12 @@ from types import SimpleNamespace
 
 from ..api.access.audit import Audit
 from ..api.app import make_app
-from ..api.service import Service
 from ..api.streaming.breaking import quiet_server
 from ..daemon import logs
 from ..daemon.serve import have_many_files, run, settings_of
 from . import node
 from .directory import KeyRing, connect
-from .gateway import Gateway
+from .gateway import Gateway, GatewayService
 from .nodes import Nodes, keep_looking, keep_reading
 from .proxy import Proxy
 from .tls import client_context, identity
@@ -75,7 +74,7 @@ def serve(
         audit = Audit(config.state_dir)
         stack.callback(audit.close)
         behind: Any = _Behind(keys)
-        service = Service(behind, settings_of(config), audit)
+        service = GatewayService(behind, settings_of(config), audit)
         stack.callback(service.thread_pools.close)
         nodes = Nodes(directory, lambda ray_id: node.ensure(name, ray_id))
         pool = Pool(client_context(identity(directory)[0]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 
 import httptools
 
-from ..errors import ServerUnreachable
+from ..errors import InvalidRequest, ServerUnreachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _IDLE_S = 30.0  # a daemon closes a connection that is idle for 75 s
 _CONNECT_S = 5.0
 _MOST_UNREAD = 256 << 10
 _MOST_WHOLE = 64 << 20
+_TARGET = re.compile(rb"/[!-~\x80-\xff]*")
 _RETRIED = (b"GET", b"HEAD")
 
 Headers = list[tuple[bytes, bytes]]
@@ -82,6 +84,9 @@ class Pool:
         is_reused = connection is not None
         if connection is None:
             connection = await _connect(address, self)
+        if not _TARGET.fullmatch(target):
+            # A line break in it would be read as a request of its own.
+            raise InvalidRequest("has characters that no address has", field="path")
         lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]
         lines += [b"%b: %b\r\n" % each for each in headers]
         if body is not None and (body or method not in (b"GET", b"HEAD", b"DELETE")):

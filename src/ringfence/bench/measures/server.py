@@ -161,7 +161,20 @@ def _stream(client: Client, settings: Settings) -> Row:
 
 
 def _rate(daemon: Daemon, settings: Settings) -> Row:
-    for_s = settings.throughput_s * 2
+    per_s, count = rate(daemon.address, settings.throughput_s * 2)
+    return Row(
+        _MEASURE,
+        f"create, exec, delete, {_CLIENTS} clients in one process",
+        "/s",
+        per_s,
+        target=Target(VALUE, HIGHER, must=80.0, aim=200.0),
+        samples=count,
+        note="the clients share the processors with the daemon",
+    )
+
+
+def rate(address: str, for_s: float) -> tuple[float, int]:
+    """Cycles in a second that a server does for many clients in one process, and how many it did."""
     done = [0] * _CLIENTS
     until = [0.0]
     problems: list[BaseException] = []
@@ -169,7 +182,7 @@ def _rate(daemon: Daemon, settings: Settings) -> Row:
 
     def work(number: int) -> None:
         try:
-            with Plain(daemon.address) as plain:
+            with Plain(address) as plain:
                 plain.cycle(use_pool=True)
                 ready.wait()
                 while time.perf_counter() < until[0]:
@@ -190,15 +203,7 @@ def _rate(daemon: Daemon, settings: Settings) -> Row:
         thread.join()
     if problems:
         raise problems[0]
-    return Row(
-        _MEASURE,
-        f"create, exec, delete, {_CLIENTS} clients in one process",
-        "/s",
-        sum(done) / (time.perf_counter() - began),
-        target=Target(VALUE, HIGHER, must=80.0, aim=200.0),
-        samples=sum(done),
-        note="the clients share the processors with the daemon",
-    )
+    return sum(done) / (time.perf_counter() - began), sum(done)
 
 
 def _many(settings: Settings) -> Iterator[Row]:
