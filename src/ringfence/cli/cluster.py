@@ -32,9 +32,9 @@ def cluster(argv: Sequence[str]) -> int:
             text = admin.up(given.get("join", ""))
             if "json" not in given:
                 sys.stdout.write(text)
-        _show(given, admin.start(_directory(given)))
+        _show(given, _directory(given), start=True)
     elif words == ["status"]:
-        _show(given, admin.nodes(_directory(given)))
+        _show(given, _directory(given))
     else:
         ended = admin.down(_directory(given))
         print(json.dumps({"ended": ended}) if "json" in given else f"ended {ended} nodes")
@@ -49,7 +49,7 @@ def nodes(argv: Sequence[str]) -> int:
     from ..cluster import admin
 
     if not words:
-        _show(given, admin.nodes(_directory(given)))
+        _show(given, _directory(given))
     elif len(words) == 2 and words[0] in ("drain", "undrain"):
         admin.drain(_directory(given), words[1], draining=words[0] == "drain")
     else:
@@ -81,11 +81,14 @@ def _directory(given: dict[str, Any]) -> Directory:
     return connect(given.get("address", "auto"), given.get("cluster-name", "default"))
 
 
-def _show(given: dict[str, Any], found: list[dict[str, Any]]) -> None:
+def _show(given: dict[str, Any], directory: Directory, *, start: bool = False) -> None:
+    from ..cluster import admin
+
+    found = admin.start(directory) if start else admin.nodes(directory)
     if "json" in given:
         print(json.dumps(found))
         return
-    from .tables import show
+    from .tables import plain, show
 
     heads = ("NODE", "HOST", "STATUS", "SANDBOXES", "LOAD", "FREE", "TIERS", "BACKENDS")
     rows = [
@@ -98,3 +101,5 @@ def _show(given: dict[str, Any], found: list[dict[str, Any]]) -> None:
         for each in found
     ]
     show(heads, rows)
+    for tag, why in admin.troubles(directory).items():
+        print(f"node {tag} does not start: {plain(why)}", file=sys.stderr)

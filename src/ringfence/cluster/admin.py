@@ -80,6 +80,14 @@ def nodes(directory: Directory) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: each["node"])
 
 
+def troubles(directory: Directory) -> dict[str, str]:
+    """Reasons for which daemons of nodes do not start, by node."""
+    return {
+        key.removeprefix("trouble/"): value.decode(errors="replace")
+        for key, value in directory.many("trouble/").items()
+    }
+
+
 def drain(directory: Directory, tag: str, *, draining: bool = True) -> None:
     """Have a node take no new sandboxes, or take them again.
 
@@ -118,4 +126,4 @@ def down(directory: Directory) -> int:
     return len(actors)
 
 
-__all__ = ["down", "drain", "nodes", "start", "up"]
+__all__ = ["down", "drain", "nodes", "start", "troubles", "up"]

@@ -40,6 +40,7 @@ _START_S = 60.0
 _ANSWER_S = 5.0
 _FACTS_S = 15.0  # between two looks at what changes seldom
 _MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
+_MOST_WHY = 1000
 _CERTIFICATE, _KEY, _ADDRESSES = "node.pem", "node.key", "addresses.json"
 _SHOWN = ("id", "session_id", "owner", "name", "state", "created_at", "labels")
 
@@ -81,8 +82,7 @@ class Node:
     def __init__(self, name: str, ray_id: str) -> None:
         self._directory, self._ray_id = Directory(name), ray_id
         config = self._directory.config()
-        base = config.pop("base", "") or state_directory()
-        self._base = os.path.join(base, "nodes", name)
+        self._base = config.pop("base", "") or os.path.join(state_directory(), "nodes", name)
         self._config = config
         self._raylet = os.getppid()
         self._beat, self._facts_at = 0, 0.0
@@ -221,13 +221,17 @@ class Node:
         started = subprocess.run(
             [*command, "--config", path],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
             env=_environment(),
             timeout=_START_S,
             check=False,
             start_new_session=True,
         )
+        if started.returncode:
+            why = started.stderr.decode(errors="replace").strip()[-_MOST_WHY:]
+            self._directory.put(f"trouble/{self._tag}", why.encode())
+            return
+        self._directory.remove(f"trouble/{self._tag}")
         self._write(_ADDRESSES, started.stdout)
 
     # -- how it is ------------------------------------------------------------------------------

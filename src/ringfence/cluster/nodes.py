@@ -105,6 +105,7 @@ class Nodes:
         self._started: dict[str, float] = {}
         self._random = random.Random()
         self._looked_at = 0.0
+        self._troubles: dict[str, str] = {}
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -131,6 +132,11 @@ class Nodes:
         for tag in lost - self._lost.keys():
             self._lose(tag, "the cluster gave it up")
         self._looked_at = now
+        found = self._directory.many("trouble/")
+        self._troubles = {
+            key.removeprefix("trouble/"): value.decode(errors="replace")
+            for key, value in found.items()
+        }
 
     def _judge(self, known: Known, raylet: tuple[str, int], silent_s: float) -> None:
         """Give up a silent node, if its raylet is gone: Ray itself takes 15 s to say so.
@@ -202,7 +208,11 @@ class Nodes:
         """
         if found := self.ready() or self.all():
             return self._random.choice(found)
-        raise _none()
+        raise self._none()
+
+    def troubles(self) -> str:
+        """Say which nodes' daemons do not start, and why; empty where all do."""
+        return "; ".join(f"node {tag}: {why}" for tag, why in sorted(self._troubles.items()))
 
     def find(self, tag: str) -> Known | None:
         """The node of this name."""
@@ -225,6 +235,11 @@ class Nodes:
             return
         raise lost_sandbox(any_id, known)
 
+    def _none(self) -> RingfenceError:
+        # Paths of a host are for its operators: they are in the gateway's log, and `ringfence nodes`.
+        hint = "`ringfence nodes` lists them; try again"
+        return ServerUnreachable("the cluster has no node that answers", hint=hint)
+
     def choose(self, need: Need) -> Known:
         """Choose a node for a new sandbox.
 
@@ -234,7 +249,7 @@ class Nodes:
         """
         ready = self.ready()
         if not ready:
-            raise _none()
+            raise self._none()
         chosen = choose(need, [each.state() for each in ready], self._random)
         known = self._known[chosen.node_id]
         known.pending += 1
@@ -251,12 +266,6 @@ def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:
         f"sandbox {any_id} went with its node{told}",
         hint="create it again: another node takes it",
         retryable=True,
-    )
-
-
-def _none() -> RingfenceError:
-    return ServerUnreachable(
-        "the cluster has no node that answers", hint="`ringfence nodes` lists them; try again"
     )
 
 

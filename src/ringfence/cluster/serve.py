@@ -15,6 +15,7 @@ from ..api.app import make_app
 from ..api.streaming.breaking import quiet_server
 from ..daemon import logs
 from ..daemon.serve import have_many_files, run, settings_of
+from ..model.places import state_directory
 from . import node
 from .directory import KeyRing, connect
 from .gateway import Gateway, GatewayService
@@ -104,7 +105,8 @@ def settle(directory: Directory, config: DaemonConfig) -> None:
     """Give the nodes the configuration of the first gateway, and say so where they have another."""
     form = config.to_json()
     mine = {name: form[name] for name in form if name not in _OF_A_GATEWAY}
-    mine["base"] = config.state_dir
+    # Short: a unix socket's path has at most 107 bytes.
+    mine["base"] = "" if config.state_dir == state_directory() else f"{config.state_dir}/nodes"
     text = json.dumps(mine, sort_keys=True).encode()
     if directory.put_first("config", text) != text:
         logger.warning("the nodes keep the configuration that the cluster was started with")
@@ -117,7 +119,7 @@ def _wait_for_a_node(nodes: Nodes) -> None:
         if nodes.ready():
             return
         time.sleep(0.1)
-    logger.warning("no node has answered yet")
+    logger.warning("no node has answered yet %s", nodes.troubles())
 
 
 __all__ = ["serve", "settle"]
