@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..settings import Settings
+    from ..turns import Contender
 
 _MEASURE, _NODE = "cluster", "node"
 _NAME = "bench"
@@ -50,10 +51,14 @@ def _added(gateway: Daemon, address: str, settings: Settings) -> Row:
     with Plain(gateway.address) as through:
         at = "/v1/sandboxes/" + through.ask("POST", "/v1/sandboxes", {})["id"]
         with Plain(trial.socket_of(address, _NAME, at)) as node:
-            contenders = {
-                OURS: lambda: through.ask("GET", at),
-                _NODE: lambda: node.ask("GET", at),
-            }
+
+            def asked(plain: Plain) -> Contender:
+                def ask() -> None:
+                    plain.ask("GET", at)
+
+                return ask
+
+            contenders = {OURS: asked(through), _NODE: asked(node)}
             samples = take_turns(contenders, settings.rounds * 10, warm_up=20)
         through.ask("DELETE", at)
     ours, theirs = samples.median_ms(OURS), samples.median_ms(_NODE)
