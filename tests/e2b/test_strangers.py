@@ -5,11 +5,17 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 
+from ringfence.api.access.keys import e2b_form
+from tests.api.conftest import StartDaemon
 from tests.e2b.conftest import Box, Client, MakeClient, frames_of
 
 
@@ -161,3 +167,28 @@ def test_a_web_page_calls_nothing(client: Client, box: Box) -> None:
     assert 403 == client.api("GET", "/v2/sandboxes", headers=page).status_code
     assert 403 == box.call("GET", "/envs", headers=page).status_code
     assert 403 == client.api("GET", "/v2/sandboxes", headers={"Host": "evil.test"}).status_code
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a sandbox a root of its own")
+def test_a_template_is_the_operators_word(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A client's key may not ask for a root of its own, and gets what the configuration names."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"e2b": {"templates": {"rooted": {"profile": "own_root"}}}}))
+    daemon = start_daemon("--e2b", "--listen", "127.0.0.1:0", "--config", str(config))
+    with daemon.client() as admin, httpx.Client(base_url=daemon.tcp, timeout=60) as http:
+        key = e2b_form(admin.post("/v1/keys", json={"owner": "ann"}).json()["key"])
+        asked = {"profile": "own_root"}
+        refused = http.post("/v1/sandboxes", json=asked, headers={"X-API-Key": key})
+        assert 403 == refused.status_code
+        box = Client(http, key).create(templateID="rooted")
+    with httpx.Client(base_url=daemon.tcp, timeout=60) as http:
+        box.http = http
+        as_root = {"authorization": "Basic " + base64.b64encode(b"root:").decode()}
+        box.run("mkdir -m 700 /var/of-root", headers=as_root)
+        path = "/files?path=/var/of-root/file"
+        assert 400 == box.call("POST", path, content=b"1").status_code
+        assert 200 == box.call("POST", f"{path}&username=root", content=b"1").status_code
+        (*_, last) = box.run(
+            "true", headers={"authorization": "Basic " + base64.b64encode(b"nobody2:").decode()}
+        )
+        assert "unauthenticated" == last["error"]["code"]

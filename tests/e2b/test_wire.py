@@ -67,6 +67,15 @@ def test_pids_are_those_inside(box: Box) -> None:
     assert f"{pid}\n{pid}\n" == _text(messages)
 
 
+def test_a_script_may_be_longer_than_an_argument(box: Box) -> None:
+    words = " ".join(["x" * 65_536] * 8)
+
+    assert 8 * 65_536 == len(_text(box.run(f"printf %s {words}")))
+    process = {"cmd": "/bin/echo", "args": ["x" * 200_000]}
+    error = box.stream("/process.Process/Start", {"process": process})[-1]["error"]
+    assert "reached its end of life" not in error["message"], "the sandbox is there"
+
+
 def test_the_deadline_is_the_servers(box: Box) -> None:
     messages = box.run("sleep 60", headers={"connect-timeout-ms": "300"})
 

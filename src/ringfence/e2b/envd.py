@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import secrets
 import stat
 import time
 import zlib
@@ -15,7 +16,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from ..api.routes import files as our_files
 from ..api.thread_pools import COPIES
-from ..errors import FileError, FileNotFound, IsADirectory, NotADirectory, RingfenceError
+from ..errors import (
+    FileError,
+    FileNotFound,
+    IsADirectory,
+    NotADirectory,
+    PermissionDenied,
+    RingfenceError,
+)
 from ..model.files import DIRECTORY
 from . import filesystem, metadata, multipart, processes
 from .call import ApiError, Call, Route
@@ -24,6 +32,8 @@ from .rpc import user_of
 
 _PIECE = 1 << 20
 _GZIP = 31  # zlib's window bits for a gzip header
+_COPY = """mkdir -p -- "$(dirname -- "$2")" && cp --preserve=xattr -- "$1" "$2"
+status=$?; rm -- "$1"; exit $status"""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOST_FILES = 1000  # of one upload
 
@@ -135,6 +145,7 @@ class _Writing:
         self._call, self._path, self._notes = call, path, notes
         self._file: BinaryIO | None = None
         self._waiting: list[bytes] = []
+        self._aside = ""  # where it is written first, if only root may write it
         self._size = 0
 
     async def _begin(self) -> BinaryIO:
@@ -142,10 +153,16 @@ class _Writing:
 
         def start() -> BinaryIO:
             try:
-                file = files.open_write(path)
-            except FileNotFound:
-                files.make_dir(posixpath.dirname(path), parents=True)
-                file = files.open_write(path)
+                try:
+                    file = files.open_write(path)
+                except FileNotFound:
+                    files.make_dir(posixpath.dirname(path), parents=True)
+                    file = files.open_write(path)
+            except PermissionDenied:
+                if user_of(self._call, self._call.request.query_params.get("username")) != "root":
+                    raise
+                self._aside = f"/tmp/.e2b-{secrets.token_hex(8)}"
+                return files.open_write(self._aside)
             _settle_mode(file)
             return file
 
@@ -182,8 +199,13 @@ class _Writing:
         file = self._file
         assert file is not None
         inner = self._call.inside.inner.files
-        await self._call.call(metadata.put, inner, self._path, file, self._notes)
+        await self._call.call(metadata.put, inner, self._aside or self._path, file, self._notes)
         await self._call.call(file.close)
+        if self._aside:
+            command = ["/bin/sh", "-c", _COPY, "sh", self._aside, self._path]
+            result = await self._call.call(self._call.inside.sandbox.exec, command, user="root")
+            if not result.ok:
+                raise ApiError(400, result.stderr_text.strip())
         form = {"name": posixpath.basename(self._path), "type": "file", "path": self._path}
         return {**form, "metadata": self._notes} if self._notes else form
 
@@ -196,7 +218,7 @@ class _Writing:
             with suppress(OSError, RingfenceError):
                 file.close()
             with suppress(RingfenceError):
-                files.remove(self._path)
+                files.remove(self._aside or self._path)
 
         self._call.service.thread_pools.later(remove)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WOKEN_S = 300.0  # for what a request wakes
 _PAUSED_S = 365 * 86_400.0  # that a sandbox which is to end in time may stay paused
 _SHORTEST_S = 1.0
+_OF_TEMPLATES = ("profile", "python_env", "allow_degraded", "mounts", "memory_dir")
 
 
 def create(
@@ -58,7 +59,7 @@ def create(
         timeouts=timeouts, metadata=notes.written(metadata), snapshot_id=snapshot_id, key=key
     )
     lease = service.manager.acquire(
-        judge(caller, spec),
+        _judged(service, caller, spec),
         judge(caller, options),
         client_id=caller.client,
         most=caller.max_sandboxes,
@@ -67,6 +68,14 @@ def create(
     if live is None:
         raise LifecycleError("the sandbox ended as soon as it was created")
     return live
+
+
+def _judged(service: Service, caller: Caller, spec: SandboxSpec) -> SandboxSpec:
+    """Check what the client asks for; what its template has is the operator's word."""
+    own = SandboxSpec()
+    plain = {name: getattr(own, name) for name in _OF_TEMPLATES}
+    judged = service.permissions.judge(caller, replace(spec, **plain))
+    return replace(judged, **{name: getattr(spec, name) for name in _OF_TEMPLATES})
 
 
 def restored(service: Service, caller: Caller, snapshot_id: str) -> SandboxSpec:

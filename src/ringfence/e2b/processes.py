@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import time
 import zlib
@@ -13,17 +14,29 @@ from typing import Any
 from ..api.exec_bodies import append
 from ..api.streaming.runs import Bell, Watching
 from ..contexts.frames import language_of
-from ..errors import ExecError, LifecycleError
+from ..errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
 from ..execs.run import Run
 from ..model.execs.exec import KILLED_BY_TERMINATE, ExecRequest
 from ..spool.order import ERR, OUT
 from .call import Call
 from .codec import RpcError, field, from_base64, to_base64
 from .paths import absolute
-from .rpc import client_stream, deadline_s, incoming, ping_s, server_stream, unary, user_of
+from .rpc import (
+    client_stream,
+    deadline_s,
+    incoming,
+    ping_s,
+    server_stream,
+    unary,
+    unknown_user,
+    user_of,
+)
 
 _PIECE = 32 << 10
 _LONGEST_TAG = 1024
+_SHELL = ("/bin/bash", "-l", "-c")  # as E2B's SDKs run each command
+_LONGEST_ARGUMENT = 30_000  # characters: execve(2) takes 128 KiB in one argument
+_ENDED = (SandboxLost.code, LifecycleError.code)  # of an exec whose sandbox is gone
 _STALL_S = 60.0  # for input that the process does not read
 _FIRST_PID = 1 << 22  # beyond every pid of the kernel: PID_MAX_LIMIT of include/linux/threads.h
 _SIGNALS = {
@@ -82,6 +95,8 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     tag = field(form, "tag", str, "")
     if len(tag) > _LONGEST_TAG:
         raise RpcError("invalid_argument", f"tag: over {_LONGEST_TAG} characters")
+    if argv[:-1] == _SHELL and len(str(argv[-1])) > _LONGEST_ARGUMENT:
+        argv = await _from_file(call, str(argv[-1]))
     live, timeout_s = call.inside, deadline_s(call)
     if timeout_s is not None and not call.caller.is_admin:
         most = call.service.permissions.most.limits.wall_time_s
@@ -98,11 +113,23 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     wanted = call.service.permissions.judge(call.caller, request)
     if request.cwd and not await call.call(live.sandbox.files.exists, request.cwd):
         raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist")
-    run = await call.call(call.shared.execs.start, live, wanted)
+    try:
+        run = await call.call(call.shared.execs.start, live, wanted)
+    except InvalidRequest as exc:
+        if exc.field != "user":
+            raise
+        raise unknown_user(request.user or "") from exc
     tags = call.shared.tags
     tags[run.id] = tag, env
     run.at_end(lambda: _forget(tags, run.id))
     return _events(call, run, (0, 0))
+
+
+async def _from_file(call: Call, script: str) -> tuple[str, ...]:
+    """A command for a script that is too long to be an argument of one."""
+    path = f"/tmp/.e2b-{secrets.token_hex(8)}"
+    await call.call(call.inside.sandbox.files.write, path, script, mode=0o644)
+    return (*_SHELL, 's=$(cat "$0"); rm -f "$0"; eval "$s"', path)
 
 
 def _forget(known: dict[str, Any], exec_id: str) -> None:
@@ -158,7 +185,9 @@ def _end(run: Run) -> dict[str, Any]:
         RpcError: Its sandbox or its time was over.
     """
     view = run.view()
-    status = view.status
+    status, problem = view.status, view.problem
+    if problem is not None and problem.code not in _ENDED:
+        raise problem.error()
     if status is None or status.killed_by == KILLED_BY_TERMINATE:
         raise RpcError(
             "unavailable",

@@ -139,6 +139,11 @@ def user_of(call: Call, name: str | None = None) -> str | None:
             raise RpcError("unauthenticated", "the Authorization header cannot be read") from None
     if name in (None, "", "user", "sandbox"):
         return None
-    if name == "root" and call.inside.spec.profile == OWN_ROOT:
-        return "root"
-    raise RpcError("unauthenticated", f"invalid username: '{name}'")
+    if call.inside.spec.profile == OWN_ROOT:
+        return name  # root, or one that root has added
+    raise unknown_user(name)
+
+
+def unknown_user(name: str) -> RpcError:
+    """The error for a user that the sandbox does not have."""
+    return RpcError("unauthenticated", f"invalid username: '{name}'")
