@@ -35,7 +35,7 @@ class Jupyter:
     """
 
     def __init__(self, name: str, stderr: int) -> None:
-        self._stderr, self.wants_interrupt = stderr, False
+        self._stderr = stderr
         try:
             library: Any = importlib.import_module("jupyter_client")  # the sandbox's
             self._manager = library.KernelManager(kernel_name=name)
@@ -65,6 +65,7 @@ class Jupyter:
         emit: Callable[[str, bytes], None],
         show: Callable[[str, dict[str, Any]], None],
         answer: Optional[Callable[[str], Optional[str]]],  # noqa: UP045
+        takes_interrupt: Callable[[], bool],
     ) -> None:
         """Run a cell to its end.
 
@@ -72,11 +73,11 @@ class Jupyter:
             CellFailed: It failed.
             KeyboardInterrupt: It was interrupted, and the kernel does not call that an error.
         """
-        self.wants_interrupt = was_interrupted = False
+        was_interrupted = False
         message, error = self._client.execute(code, allow_stdin=answer is not None), None
         while True:
-            if self.wants_interrupt:
-                self.wants_interrupt, was_interrupted = False, True
+            if takes_interrupt():
+                was_interrupted = True
                 self._manager.interrupt_kernel()
             self._ask(answer)
             event = self._next(self._client.get_iopub_msg, _LOOKS_S)

@@ -29,6 +29,8 @@ TEXT_CHARS = 1 << 20
 FRAME_BYTES = 1 << 16
 _BATCH_S = 0.002  # output that comes within it shares a frame
 _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_AGAIN_S = 0.8  # from an interrupt that bash does not react to, to another one
+_LOOKS_S = 0.05  # at interrupts, while bash runs a cell
 _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
 _REPRS = {
     "_repr_html_": "text/html",
@@ -319,13 +321,18 @@ class Shell:
         except BrokenPipeError:
             pass  # it has ended: whoever reads its report sees that
 
-    def run(self, code: str) -> int | None:
-        """Evaluate code; return its status, None if bash ended by it."""
+    def run(self, code: str, takes_interrupt: Callable[[], bool]) -> int | None:
+        """Evaluate code; return its status, None if bash ended by it.
+
+        Args:
+            takes_interrupt: Says whether an interrupt came since it was asked last; bash and what
+                it runs have the signal too.
+        """
         import shlex
 
         self._give(f"{self._streams}; eval {shlex.quote(code)} </dev/null\n")
         self._ask()
-        was_interrupted, reports = False, b""
+        was_interrupted, reports, again_at = False, b"", float("inf")
         while True:
             for line in reports.split(b"\n")[:-1]:
                 number, _, status = line.partition(b" ")
@@ -333,15 +340,18 @@ class Shell:
                     if was_interrupted:
                         raise KeyboardInterrupt
                     return int(status)
-            try:
-                is_ready = _waits(self._reports, select.POLLIN, 0.1)
-                data = os.read(self._reports, 1000) if is_ready else b""
-            except (
-                KeyboardInterrupt
-            ):  # bash has the signal too, which may have cost it the question
-                was_interrupted = True
-                self._ask()
+            is_ready = _waits(self._reports, select.POLLIN, _LOOKS_S)
+            data = os.read(self._reports, 1000) if is_ready else b""
+            if takes_interrupt():
+                if not was_interrupted:
+                    was_interrupted, again_at = True, time.monotonic() + _AGAIN_S
+                self._ask()  # the signal may have cost bash the question
                 continue
+            if time.monotonic() > again_at and os.getpgrp() == os.getpid():
+                again_at = time.monotonic() + _AGAIN_S
+                os.killpg(
+                    0, signal.SIGINT
+                )  # it came while bash forked: the child did not hear of it
             reports += data
             if is_ready and not data:
                 self._process.kill()  # it closed the pipe, if it has not ended
@@ -368,6 +378,7 @@ class Kernel:
         self._run = self._evaluate_in_bash if language == "bash" else self._cell
         self._shell: Shell | None = None
         self._jupyter: Any = None
+        self._was_interrupted = False
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
             names: dict[str, Any] = {"__name__": "ringfence_jupyter"}
@@ -402,8 +413,8 @@ class Kernel:
         if self._jupyter is not None:
             self._jupyter.start()  # before the mask, which it would inherit
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        if self._jupyter is not None:
-            self.wire.whole.interrupt = self._interrupt_jupyter  # type: ignore[method-assign]
+        if self._run != self._cell:  # nothing is raised where others are interrupted
+            self.wire.whole.interrupt = self._note_interrupt  # type: ignore[method-assign]
         for body in (self._listen, self.wire.pump):
             threading.Thread(target=body, daemon=True).start()
         signal.signal(signal.SIGINT, self.wire.whole.interrupt)
@@ -469,6 +480,7 @@ class Kernel:
         self.wire.restore()
         while not self._answers.empty():
             self._answers.get()
+        self._was_interrupted = False
         with whole:
             if request["cell"] not in self._waiting:
                 return
@@ -535,7 +547,7 @@ class Kernel:
     def _evaluate_in_bash(self, request: dict[str, Any]) -> None:
         if self._shell is None:
             self._shell = Shell(self.wire)
-        status = self._shell.run(request["code"])
+        status = self._shell.run(request["code"], self._takes_interrupt)
         if status is None:
             self._shell = None
             raise ExitStatus("bash has ended; the next cell gets a fresh one")
@@ -553,10 +565,15 @@ class Kernel:
             return self._answers.get()
 
         takes_input = answer if request["input"] else None
-        self._jupyter.run(request["code"], self.wire.emit, show, takes_input)
+        options = {"show": show, "answer": takes_input, "takes_interrupt": self._takes_interrupt}
+        self._jupyter.run(request["code"], self.wire.emit, **options)
 
-    def _interrupt_jupyter(self, *_signal: object) -> None:
-        self._jupyter.wants_interrupt = True  # nothing is raised: messages are read whole
+    def _note_interrupt(self, *_signal: object) -> None:
+        self._was_interrupted = True
+
+    def _takes_interrupt(self) -> bool:
+        was, self._was_interrupted = self._was_interrupted, False
+        return was
 
     def _line(self, kind: str, text: str) -> None:
         """Run a line that begins with `!` or `%`."""
