@@ -113,7 +113,9 @@ INSTEAD = {
     ),
     "Template": {
         **dict.fromkeys(
-            ("apt_install", "apt_get"), "from_image(...).run('apt-get install -y NAME')"
+            ("apt", "apt_install", "apt_get"),
+            "from_image(...).run('apt-get install -y NAME'): a template over the host's files has"
+            " the host's programs as they are",
         ),
         **dict.fromkeys(("run_commands", "run_cmd", "run_command", "add_step"), "run(command)"),
         **dict.fromkeys(("pip", "add_python_packages", "uv_pip_install"), "pip_install(NAME, ...)"),
