@@ -150,14 +150,19 @@ def test_sparse_files_stay_sparse_and_hard_links_stay(
     os.link(tree / "dense", tree / "link")
 
     sandbox.files.upload(str(tree), "tree")
+    sandbox.files.upload(str(tree / "sparse"), "single")
+    sandbox.files.write("odd", (odd := b"x" * 5 + bytes(1 << 20) + b"y" + bytes(70_000)))
+    assert odd == sandbox.files.read("odd")
     sandbox.files.download("tree", str(back))
     sandbox.files.download("tree/sparse", str(tmp_path / "single"))
 
-    inside = sandbox.exec(["stat", "-c", "%s %b %h", "tree/sparse", "tree/link"]).stdout_text
-    sparse, link = (line.split() for line in inside.splitlines())
+    inside = sandbox.exec(
+        ["stat", "-c", "%s %b %h", "tree/sparse", "single", "tree/link"]
+    ).stdout_text
+    sparse, single, link = (line.split() for line in inside.splitlines())
     copies = [each.stat() for each in (back / "sparse", tmp_path / "single")]
     assert (tree / "sparse").read_bytes() == (tmp_path / "single").read_bytes()
-    sizes = [(int(sparse[0]), int(sparse[1]))]
+    sizes = [(int(each[0]), int(each[1])) for each in (sparse, single)]
     for size, blocks in (*sizes, *((each.st_size, each.st_blocks) for each in copies)):
         assert 64 << 20 == size
         assert blocks * 512 < 4 << 20

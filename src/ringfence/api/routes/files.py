@@ -139,7 +139,7 @@ async def write(
     files = live.sandbox.files
     uploads: Upload = await call(Upload, files, path, append=append, mode=bits, key=key)
     try:
-        await _take(service, live, uploads.file, request)
+        await _take(service, live, uploads, request)
         return answer(await call(uploads.done, key=key))
     except BaseException as exc:
         service.thread_pools.later(uploads.abandon)
@@ -148,13 +148,13 @@ async def write(
         raise
 
 
-async def _take(service: Service, live: Live, file: BinaryIO, request: Request) -> None:
+async def _take(service: Service, live: Live, uploads: Upload, request: Request) -> None:
     waiting: list[bytes] = []
     size = 0
 
     async def flush() -> None:
         await service.thread_pools.call(
-            _write, file, b"".join(waiting), key=live.sandbox_id, pool=COPIES
+            uploads.write, b"".join(waiting), key=live.sandbox_id, pool=COPIES
         )
 
     async for chunk in request.stream():
@@ -164,11 +164,6 @@ async def _take(service: Service, live: Live, file: BinaryIO, request: Request) 
             await flush()
             waiting, size = [], 0
     await flush()
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-    file.flush()
 
 
 def _typed(exc: OSError, path: str) -> RingfenceError:

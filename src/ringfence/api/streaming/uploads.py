@@ -13,6 +13,9 @@ from contextlib import suppress
 from ...errors import FileError, ResourceExhausted, RingfenceError
 from ...model.files import FILE
 
+_BLOCK = 1 << 16
+_ZEROS = bytes(_BLOCK)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -67,12 +70,26 @@ class Upload:
             return self._files.stat(self._path)  # a symlink to nothing
         return None
 
+    def write(self, data: bytes) -> None:
+        """Add bytes. Whole blocks of zeros become holes: a sparse file of the client stays sparse."""
+        start = 0
+        if self._beside and self.file.seekable():
+            for at in range(0, len(data), _BLOCK):
+                if data[at : at + _BLOCK] == _ZEROS:
+                    self.file.write(data[start:at])
+                    self.file.seek(_BLOCK, os.SEEK_CUR)
+                    start = at + _BLOCK
+        self.file.write(data[start:])
+        self.file.flush()
+
     def done(self) -> FileInfo:
         """Put it in its place.
 
         Raises:
             FileError: It cannot be, and is not.
         """
+        if self._beside and self.file.seekable():
+            self.file.truncate()  # a hole at the end
         self.file.close()
         if self._beside:
             try:
