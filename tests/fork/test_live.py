@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -136,7 +137,10 @@ def test_several_contexts_keep_their_places(sandbox: Sandbox) -> None:
 
 _REFUSED = {
     "child": "import subprocess; child = subprocess.Popen(['sleep', '100'])",
-    "server": "import socket; server = socket.create_server(('127.0.0.1', 0))",
+    "connection": (
+        "import socket; server = socket.create_server(('127.0.0.1', 8001));"
+        "client = socket.create_connection(('127.0.0.1', 8001))"
+    ),
     "full pair": "import socket; pair = socket.socketpair(); pair[0].send(b'x')",
     "shared memory": "import mmap; shared = mmap.mmap(-1, 4096)",
     "removed": "import os; lost = open('/tmp/lost', 'w'); os.remove('/tmp/lost')",
@@ -214,6 +218,80 @@ def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
             assert "(['ready'], 5)" == each.run_code(asked).text
             threaded = "await asyncio.get_running_loop().run_in_executor(None, lambda: 6)"
             assert "6" == each.run_code(threaded).text
+
+
+def test_servers_listen_on_in_each_copy(sandbox: Sandbox) -> None:
+    sandbox.run_code(
+        "import asyncio, socket\n"
+        "old = socket.create_server(('::1', 8001), family=socket.AF_INET6, backlog=7)\n"
+        "async def echo(reader, writer):\n"
+        " writer.write(await reader.readline()); writer.close()\n"
+        "server = await asyncio.start_server(echo, '127.0.0.1', 8002)"
+    )
+    ask = (
+        "client = socket.create_connection(('::1', 8001)); taken = old.accept()\n"
+        "reader, writer = await asyncio.open_connection('127.0.0.1', 8002)\n"
+        "writer.write(b'line\\n'); line = await reader.readline(); writer.close()\n"
+        "line, old.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[28]"
+    )
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1]:
+        for each in (*forks, sandbox):
+            assert "(b'line\\n', 7)" == each.run_code(ask).text
+        with pytest.raises(Unsupported, match="has a connection"):
+            sandbox.fork(processes="required")
+
+
+def test_memory_that_children_do_not_inherit_goes_along(sandbox: Sandbox) -> None:
+    """JavaScript engines mark their heap so: madvise(2), MADV_DONTFORK."""
+    sandbox.run_code(
+        "import mmap, os\nkept = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "kept[:] = bytes(range(256)) * 4096; kept.madvise(mmap.MADV_DONTFORK)\n"
+        "flags = lambda: open('/proc/self/smaps').read().count(' dc ')"
+    )
+    ask = "kept[:] == bytes(range(256)) * 4096, flags()"
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1], forks[0].fork(processes="required")[0] as third:
+        for each in (sandbox, *forks, third):
+            assert "(True, 1)" == each.run_code(ask).text
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_node_goes_on(sandbox: Sandbox) -> None:
+    """With its heap, its event loop, its eleven threads and its server."""
+    code = (
+        "let n = 0; require('http').createServer((q, r) => r.end(String(++n)))"
+        ".listen(8003, '127.0.0.1', () => console.log('ready'))"
+    )
+    process = sandbox.start(["node", "-e", code])
+    assert b"ready\n" == next(iter(process.stdout))
+    ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8003').read())"
+    assert b"b'1'\n" == sandbox.exec(["python3", "-c", ask]).stdout
+    # An open connection cannot be copied, and node closes one a moment after its client has.
+    gone = "until ! grep -q ' 01 ' /proc/net/tcp; do sleep 0.01; done"
+    assert sandbox.shell(gone, timeout_s=30).ok
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1]:
+        for each in (sandbox, *forks):
+            assert b"b'2'\n" == each.exec(["python3", "-c", ask]).stdout
+
+
+def test_a_database_is_read_on_and_opened_anew_to_write(sandbox: Sandbox) -> None:
+    """SQLite knows its file by its inode, which is another one in a fork; it then writes nothing."""
+    sandbox.run_code("import sqlite3; base = sqlite3.connect('base')")
+    sandbox.run_code("base.execute('create table t (x)'); base.execute('insert into t values (1)')")
+    sandbox.run_code("base.commit()")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        count = "base.execute('select count(*) from t').fetchone()"
+        assert "(1,)" == fork.run_code(count).text
+        insert = "base.execute('insert into t values (2)'); base.commit()"
+        error = fork.run_code(insert).error
+        assert error is not None
+        assert "readonly" in error.value
+        assert fork.run_code(f"base = sqlite3.connect('base'); {insert}").error is None
+        assert "(2,)" == fork.run_code(count).text
+        assert "(1,)" == sandbox.run_code(count).text
 
 
 def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:

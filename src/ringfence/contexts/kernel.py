@@ -770,10 +770,9 @@ def _waits(fd: int, events: int, timeout_s: float | None = None) -> bool:
 
 def _reseed() -> None:
     """In a copy of a process: whatever draws random numbers draws others than the original."""
-    import random
-
-    random.seed()
-    loaded: dict[str, Any] = dict(sys.modules)
+    loaded: dict[str, Any] = sys.modules  # an import would cost each copy pages of its own
+    if "random" in loaded:
+        loaded["random"].seed()
     if "tempfile" in loaded:
         loaded["tempfile"]._name_sequence = None
     if "uuid" in loaded:

@@ -249,14 +249,17 @@ def test_images_that_cannot_be_had(tmp_path: Path, arguments: tuple[str, ...], w
 async def test_the_sandbox_goes_on_as_the_copy_of_the_command_that_won(url: str) -> None:
     async with over_http(url) as session:
         await run(session, "echo old > a")
+        await call(session, "run_code", code="kept = 5")
         none = await call(session, "race_commands", commands=["echo 1 > a; exit 3", "exit 4"])
         unchanged = await run(session, "cat a")
         commands = ["echo lost > a; exit 1", "echo won > a; cat a", "echo late > a; sleep 4352"]
         found = await call(session, "race_commands", commands=commands)
         kept = await run(session, "cat a")
         gone = await run(session, left.look(4352))
+        value = await call(session, "run_code", code="print(kept)")
         await call(session, "reset")
 
+    assert "5" in value["stdout"]
     assert ["[exit code 3]", "[exit code 4]"] == none["outputs"]
     assert ("old\n", "won\n", "none\n") == (unchanged, kept, gone)
     assert 1 == found["winner"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ...errors import RingfenceError
+from ...model.base.ids import derived_id
 from .. import outcome
 from .results import CommandAnswer, RaceAnswer
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...sandbox import AsyncSandbox
+    from ...sandbox.aio_process import AsyncProcess
     from .sandboxes import Held
 
 MOST_BRANCHES = 8
@@ -23,7 +25,7 @@ _OUTPUT_BYTES = 32 << 10  # of each stream
 async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAnswer:
     """Run the commands; see `Tools.race_commands`."""
     assert held.sandbox is not None
-    branches = await held.sandbox.fork(len(commands), processes="none")
+    branches = await held.sandbox.fork(len(commands))
     outputs = [""] * len(commands)
     winners: list[int] = []
 
@@ -41,7 +43,7 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
                 group.start_soon(attempt, index, branch)
         if winners:
             old, held.sandbox = held.sandbox, branches.pop(winners[0])
-            held.processes.clear()
+            held.processes = await _going_on(held)
             branches.append(old)
     except* RingfenceError as errors:
         raise errors.exceptions[0] from None
@@ -50,3 +52,15 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
             for branch in branches:
                 await branch.terminate()
     return RaceAnswer(sandbox=held.name, winner=winners[0] if winners else None, outputs=outputs)
+
+
+async def _going_on(held: Held) -> dict[str, AsyncProcess]:
+    """Find the background processes that go on in the sandbox, which is a fork, by their names."""
+    assert held.sandbox is not None
+    report = held.sandbox.fork_report
+    found: dict[str, AsyncProcess] = {}
+    for name, process in held.processes.items():
+        for id in (process.id, derived_id(process.id, held.sandbox.id)):  # here; of a server
+            if report is not None and id in report.processes:
+                found[name] = await held.sandbox.process(id)
+    return found

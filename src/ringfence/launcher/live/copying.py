@@ -13,7 +13,7 @@ import resource
 from ...linux import privileges, seccomp
 from ..pid1 import notifications
 from . import steps
-from .source import resumed
+from .source import DO_NOT_FORK, resumed
 from .template import CLOSE_RANGE
 
 TYPE_CHECKING = False
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..plan import Plan
-    from .source import Descriptor, Source, State
+    from .source import Descriptor, Server, Source, State
     from .template import Template
 
 # arch/x86/include/generated/uapi/asm/unistd_64.h
-_READ, _WRITE, _OPEN, _CLOSE, _LSEEK, _MUNMAP, _DUP, _SETITIMER = 0, 1, 2, 3, 8, 11, 32, 38
+_READ, _WRITE, _OPEN, _CLOSE, _LSEEK, _MUNMAP, _MADVISE, _SETITIMER = 0, 1, 2, 3, 8, 11, 28, 38
 _SENDMSG, _EXIT_GROUP, _WAIT4, _FCNTL, _CHDIR, _SETSID, _SETGROUPS = 46, 231, 61, 72, 80, 112, 116
 _SETRESUID, _SETRESGID, _CAPSET, _SIGQUEUE, _PRCTL, _ARCH_PRCTL = 117, 119, 126, 129, 157, 158
-_SOCKETPAIR = 53
+_SOCKET, _BIND, _LISTEN, _SOCKETPAIR, _SETSOCKOPT = 41, 49, 50, 53, 54
 _SET_TID_ADDRESS, _EPOLL_CTL, _SET_ROBUST_LIST, _EVENTFD, _EPOLL_CREATE = 218, 233, 273, 290, 291
 _DUP3, _PIPE2, _TGSIGQUEUE, _PRLIMIT, _SECCOMP, _RSEQ, _CLONE3 = 292, 293, 297, 302, 317, 334, 435
 _SETNS, _OPENAT2 = 308, 437
@@ -157,6 +157,8 @@ class _Copy:
         self._wait(self.locked)
         self._open_files()
         self._limit()
+        for start, end in self.source.not_inherited:
+            add(_MADVISE, start, end - start, DO_NOT_FORK)
         add(_CHDIR, self.steps.text(self.source.cwd))
         for which, value in self.source.timers.items():
             add(_SETITIMER, which, self.steps.put(value), 0)
@@ -302,6 +304,8 @@ class _Copy:
         if each.kind == "event":
             flags = status & os.O_NONBLOCK | each.is_semaphore
             self.steps.exactly(low, _EVENTFD, each.count, flags)
+        elif each.server is not None:
+            self._listen(low, each.server, status & os.O_NONBLOCK)
         elif each.kind == "epoll":
             self.steps.exactly(low, _EPOLL_CREATE, 0)
         else:
@@ -314,6 +318,15 @@ class _Copy:
             self.steps.add(_CLOSE, low)
         elif on_exec:
             self.steps.add(_FCNTL, number, 2, 1)  # F_SETFD, FD_CLOEXEC
+
+    def _listen(self, number: int, server: Server, status: int) -> None:
+        self.steps.exactly(number, _SOCKET, server.family, 1 | status, 0)
+        for level, name, value in server.options:
+            at = self.steps.put(struct.pack("=I", value))
+            self.steps.add(_SETSOCKOPT, number, level, name, at, 4)
+        address = self.steps.put(server.address)
+        self.steps.add(_BIND, number, address, len(server.address))
+        self.steps.add(_LISTEN, number, server.backlog)
 
     def _lowest(self, count: int) -> list[int]:
         """The numbers that the kernel gives next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket as socket
 import _struct as struct
 import fcntl
 import marshal
@@ -22,6 +23,7 @@ _CALL = b"\x0f\x05"  # syscall
 _PR_GET_TID_ADDRESS, _PR = 40, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
 _CLONE_PARENT, _SIGCHLD = 0x8000, 17
+_MADVISE, DO_NOT_FORK, _DO_FORK = 28, 10, 11
 _FILTERS = 2  # of each program beside ours: see `lockdown.seal`
 _O_PATH = 0o10000000
 _READ_ONLY = 1  # ST_RDONLY
@@ -72,7 +74,7 @@ class Descriptor:
     """An open file of the process.
 
     Attributes:
-        kind: `given`, `pipe`, `socket`, `file`, `event` or `epoll`.
+        kind: `given`, `pipe`, `socket`, `server`, `file`, `event` or `epoll`.
         pipe: Inode, of a pipe or socket.
         flags: Of open(2), with O_CLOEXEC.
         same_as: A lower descriptor of the same open file; -1: there is none.
@@ -83,8 +85,22 @@ class Descriptor:
         self.path, self.position = "", 0
         self.pipe = 0  # inode
         self.given = 0  # which of the streams
+        self.server: Server | None = None
         self.count, self.is_semaphore = 0, False
         self.watched: list[tuple[int, int, int]] = []  # descriptor, events, data
+
+
+class Server:
+    """A TCP socket that listens. Connections that wait at it stay behind.
+
+    Attributes:
+        options: Level, name and value of those that are on.
+        address: struct sockaddr_in or sockaddr_in6.
+    """
+
+    def __init__(self, family: int, options: list[tuple[int, int, int]], address: bytes) -> None:
+        self.family, self.options, self.address = family, options, address
+        self.backlog = 0
 
 
 class State:
@@ -129,6 +145,7 @@ class Source:
         self.pending: list[bytes] = []
         self.child = 0
         self.runs: list[tuple[int, int]] = []
+        self.not_inherited: list[tuple[int, int]] = []  # memory that its own children do not get
         self.brk = self.umask = 0
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
@@ -166,6 +183,13 @@ class Source:
 
     def drop_child(self) -> None:
         """End the kernel's copy; idempotent."""
+        self._end_child()
+        for mapping in self.mappings:
+            if mapping.file >= 0:
+                os.close(mapping.file)
+                mapping.file = -1
+
+    def _end_child(self) -> None:
         child, self.child = self.child, 0
         if child:
             os.kill(child, 9)
@@ -173,10 +197,6 @@ class Source:
                 os.waitpid(child, 0x40000000)
             except ChildProcessError:
                 pass
-        for mapping in self.mappings:
-            if mapping.file >= 0:
-                os.close(mapping.file)
-                mapping.file = -1
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -328,6 +348,9 @@ class Source:
         if target.startswith("socket:["):
             found = Descriptor("socket", flags)
             found.pipe = int(target[8:-1])
+            found.server = _server(self.pid, number)
+            if found.server is not None:
+                found.kind = "server"
             return found
         if target == "anon_inode:[eventfd]":
             found = Descriptor("event", flags)
@@ -413,7 +436,7 @@ class Source:
             kind, peer, waiting = known.get(inode, (0, 0, 0))
             if peer not in ours:
                 raise CannotCopy(
-                    f"descriptor {number} is a socket to another process, or a server's"
+                    f"descriptor {number} is a socket that has a connection, or leads to another process"
                 )
             if waiting:
                 raise CannotCopy(f"descriptor {number} is a socket with {waiting} bytes in it")
@@ -496,10 +519,39 @@ class Source:
         first.block(tracing.EVERY_SIGNAL)
         try:
             self.child = first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
+            self.not_inherited = self._missing_in_child()
+            if self.not_inherited:  # JavaScript engines ask for that: madvise(2), MADV_DONTFORK
+                self._end_child()
+                try:
+                    self._advise(first, _DO_FORK)
+                    self.child = first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
+                finally:
+                    self._advise(first, DO_NOT_FORK)
+                if self._missing_in_child():
+                    raise CannotCopy("it has memory that no child process gets")
         finally:
             first.restore()
         self.auxv = _read(f"/proc/{self.pid}/auxv")
         self.runs = tracing.own_pages(self.child)
+
+    def _missing_in_child(self) -> list[tuple[int, int]]:
+        with open(f"/proc/{self.child}/maps", "rb") as file:
+            there = [Mapping(line) for line in file]
+        found, place = [], 0
+        for mapping in self.mappings:  # both in order of address
+            at = mapping.start
+            while place < len(there) and there[place].start <= at:
+                at = max(at, min(there[place].end, mapping.end))
+                if there[place].end > mapping.end:
+                    break
+                place += 1
+            if at < mapping.end and not mapping.is_of_kernel:
+                found.append((mapping.start, mapping.end))
+        return found
+
+    def _advise(self, first: tracing.Thread, advice: int) -> None:
+        for start, end in self.not_inherited:
+            first.call(self._gadget, _MADVISE, start, end - start, advice)
 
 
 def resumed(state: State) -> dict[str, int]:
@@ -524,6 +576,37 @@ def _leave_sequence(state: State, memory: int) -> None:
     _version, _flags, start, length, abort = struct.unpack("=IIQQQ", found)
     if start <= state.registers["rip"] < start + length:
         state.registers["rip"] = abort
+
+
+def _server(pid: int, number: int) -> Server | None:
+    """Describe a socket that listens for TCP; None: it does not."""
+    sock = socket.socket(fileno=on_behalf.descriptor(pid, number, 0))
+    try:
+        families = (socket.AF_INET, socket.AF_INET6)
+        if sock.family not in families or sock.type != socket.SOCK_STREAM:
+            return None
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return None
+        host, port, *_rest = sock.getsockname()
+        name = socket.inet_pton(sock.family, host)
+        if sock.family == socket.AF_INET:
+            address = struct.pack("=H", sock.family) + port.to_bytes(2, "big") + name + bytes(8)
+        else:
+            if _rest[1]:
+                raise CannotCopy(f"descriptor {number} is a server of one network interface")
+            address = struct.pack("=H", sock.family) + port.to_bytes(2, "big") + bytes(4)
+            address += name + bytes(4)
+        names = [(socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)]
+        if sock.family == socket.AF_INET6:
+            names.append((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+        options = [(*name, sock.getsockopt(*name)) for name in names]
+        found = Server(sock.family, options, address)
+        # struct tcp_info of one that listens: tcpi_sacked is its backlog, net/ipv4/tcp.c.
+        information = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        (found.backlog,) = struct.unpack_from("=I", information, 28)
+        return found
+    finally:
+        sock.close()
 
 
 def _unix_sockets(pid: int) -> dict[int, tuple[int, int, int]]:

@@ -56,7 +56,7 @@ def derived_id(id: str, *others: str) -> str:
     """The id that these always give: as old as the first one, and of the same prefix."""
     digest = hashlib.sha256("\0".join((id, *others)).encode()).hexdigest()
     low = int(digest[:16], 16) & (2**62 - 1) | 1 << 63
-    return f"{id[: 17 - _UUID_LENGTH]}-{low >> 48:04x}-{low & (1 << 48) - 1:012x}"
+    return f"{id[:-18]}-{low >> 48:04x}-{low & (1 << 48) - 1:012x}"
 
 
 def check_id(value: object, field: str = "id") -> str:
