@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -17,6 +18,7 @@ from ringfence import Mount, Sandbox
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.filters import judged_calls
 from ringfence.backends.landlock.sandbox import LandlockSandbox
+from ringfence.backends.local.host.facts import host
 from ringfence.guest.landlocked import members
 from ringfence.model.execs.exec import ExecResult
 from tests.features import require
@@ -61,6 +63,22 @@ PROGRAMS = {
     "pip3": "python3 -m venv --system-site-packages --without-pip v"
     " && v/bin/python -m pip install -q --no-index ./one-1.0-py3-none-any.whl && v/bin/python -m one",
     "perl": 'perl -e \'open F, ">f"; close F; chmod 0755, "f" or die; utime 1, 1, "f" or die; print "ok\\n"\'',
+    "node server": "node -e \"const s = require('http').createServer((q, r) => r.end('ok')).listen(3000, () =>"
+    " fetch('http://localhost:3000').then(r => r.text()).then(t => { console.log(t); s.close() }))\"",
+    "python3 multiprocessing": 'python3 -c "from multiprocessing import Pool, shared_memory as s; '
+    "a = s.SharedMemory(create=True, size=9); b = s.SharedMemory(a.name); b.buf[:2] = b'ok'; "
+    'p = Pool(2); assert p.map(abs, [-1]) == [1]; print(bytes(a.buf[:2]).decode()); b.close(); a.unlink()"',
+    "redis-server": "redis-server --port 7777 --save '' --protected-mode no > log &"
+    " until redis-cli -p 7777 set a ok | grep -q OK; do sleep 0.1; done; redis-cli -p 7777 get a;"
+    " redis-cli -p 7777 shutdown nosave",
+    "java": "printf 'class A { public static void main(String[] a) throws Exception {"
+    ' var s = new java.net.ServerSocket(0); new java.net.Socket("127.0.0.1", s.getLocalPort()); s.accept();'
+    ' System.out.println("ok"); } }\\n\' > A.java && java A.java',
+    "chromium": "chromium --headless --no-sandbox --disable-gpu --dump-dom 'data:text/html,ok' 2>/dev/null"
+    " | grep -o ok",
+    "postgres": "b=$(echo /usr/lib/postgresql/*/bin); $b/initdb -D d -A trust > log && "
+    '$b/pg_ctl -D d -o "-k $PWD" -w -l log start > log2 && psql -h $PWD -d postgres -Atc "select \'ok\'";'
+    " psql -h 127.0.0.1 -d postgres -Atc 'select 1' | grep -q 1; $b/pg_ctl -D d -m fast stop > log2",
     "bash": "printf '#!/bin/bash\\necho ok\\n' > s && chmod +x s && ./s",
 }
 
@@ -80,9 +98,18 @@ def wheel(directory: Path) -> Path:
     return path
 
 
+def _has_name() -> bool:
+    try:
+        return bool(pwd.getpwuid(os.geteuid()))
+    except KeyError:
+        return False
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_runs(sandbox: Sandbox, program: str, tmp_path: Path) -> None:
-    if not shutil.which(program, path="/usr/bin:/bin"):
+    if program == "postgres" and (host().trusted_root or not _has_name()):
+        pytest.skip("the sandbox's user has no name in /etc/passwd, and PostgreSQL asks for it")
+    if not shutil.which(program.split()[0], path="/usr/local/bin:/usr/bin:/bin"):
         pytest.skip(f"{program} is not installed")
     if program == "pip3":
         made = wheel(tmp_path)

@@ -424,3 +424,35 @@ def test_without_user_namespaces_left() -> None:
 
     assert "user.max_user_namespaces is 0: sysctl -w" in refused.stderr
     assert (125, 0, "hi\n") == (refused.returncode, ran.returncode, ran.stdout)
+
+
+NONE_ALLOWED = (
+    "import ctypes, os, sys\nuid, gid = os.getuid(), os.getgid()\n"
+    "assert 0 == ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER\n"
+    "for name, value in (('/proc/self/setgroups', 'deny'), ('/proc/self/uid_map', f'{uid} {uid} 1'),\n"
+    "                    ('/proc/self/gid_map', f'{gid} {gid} 1'),\n"
+    "                    ('/proc/sys/user/max_user_namespaces', '0')):\n"
+    "    with open(name, 'w') as file: file.write(value)\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'ringfence', 'run', *sys.argv[1:]])"
+)
+
+
+@pytest.mark.parametrize("option", ["--anywhere", "--allow-degraded=namespaces"])
+def test_a_user_who_may_have_no_namespaces_goes_without(option: str) -> None:
+    """`user.max_user_namespaces=0`, of a namespace of the test's own."""
+    require("user namespaces")
+    if 0 == os.geteuid():
+        pytest.skip("it is about an ordinary user")
+    outcomes = []
+    for options in ((), (option,)):
+        ran = subprocess.run(
+            [sys.executable, "-c", NONE_ALLOWED, *options, "--", "sh", "-c", "echo hi"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        outcomes.append((ran.returncode, ran.stdout))
+        assert "namespaces" in ran.stderr
+
+    assert [(125, ""), (0, "hi\n")] == outcomes

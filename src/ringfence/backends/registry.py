@@ -7,11 +7,12 @@ import sys
 from _thread import RLock
 from importlib import import_module
 
+from ..model.capabilities import NAMESPACES
 from .optional import TierDefault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from ..errors import RingfenceError
@@ -170,6 +171,8 @@ def provision(spec: SandboxSpec, name: str | None = None) -> BackendSandbox:
     if name is not None:
         return backend_named(name, is_about_to_provision=True).provision(spec)
     able = candidates(spec.tier)
+    if spec.tier == "light" and NAMESPACES in spec.allow_degraded:
+        able = (*able, "landlock")
     if len(able) == 1:
         return backend_named(*able, is_about_to_provision=True).provision(spec)
     return _first_that_can(spec, able)
@@ -204,7 +207,10 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
             backend = backend_named(name)
             if isinstance(backend, TierDefault):
                 return backend.provision_unasked(spec)
-            return backend.provision(spec)
+            made = backend.provision(spec)
+            if name == "landlock":
+                _tell_lack(refusals)
+            return made
         except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
             refusals[name] = exc
     told = {name: exc.message for name, exc in refusals.items()}
@@ -216,6 +222,13 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
     said = "; ".join(f"{name}: {why}" for name, why in told.items())
     hint = next((exc.hint for exc in refusals.values() if exc.hint), "")
     raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
+
+
+def _tell_lack(refusals: Mapping[str, RingfenceError]) -> None:
+    import warnings
+
+    why = "; ".join(exc.message for exc in refusals.values())
+    warnings.warn(f"a sandbox without namespaces, by the backend landlock: {why}", stacklevel=5)
 
 
 def _own_names() -> tuple[str, ...]:

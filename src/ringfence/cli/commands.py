@@ -224,7 +224,8 @@ RUN = Command(
         Option(
             "allow-degraded",
             "NAME",
-            "start although this protection or limit is weaker on this host; *: any of them",
+            "start although this protection or limit is weaker on this host; *: any of them but"
+            " namespaces, without which the backend landlock is used",
             repeat=True,
             field="allow_degraded",
         ),

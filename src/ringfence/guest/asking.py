@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import errno
 
-from ..launcher.pid1 import notifications
+from ..launcher.pid1 import connects, notifications
 from ..linux import seccomp
+from .shared_memory import ASKED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from .metadata import Metadata
+    from .shared_memory import SharedMemory
     from .sockets import Sockets
 
-    Words = list[tuple[int, int]]
+    Words = list[tuple[int, ...]]
 
 # struct seccomp_data: nr, args[0]; the key of the agent's own calls is in args[4], of metadata in args[5].
 _NUMBER_AT, _FAMILY_AT, _KEY_AT, _METADATA_KEY_AT = 0, 16, 16 + 4 * 8, 16 + 5 * 8
+_AT_FDCWD = -100 & 0xFFFFFFFF
 _INET = (2, 10)  # AF_INET, AF_INET6: the other families ask nobody
 
 
-def guard(metadata: Iterable[int], sockets: dict[int, str], key: int) -> int:
+def guard(
+    metadata: Iterable[int],
+    sockets: dict[int, str],
+    shared: dict[int, str],
+    scheduling: Iterable[int],
+    key: int,
+) -> int:
     """Put the caller and all that it starts under that filter. Precondition: no_new_privs.
 
     Args:
         metadata: Numbers of calls about metadata; each is EPERM where nobody can be asked.
-        sockets: Numbers of calls about sockets, by name: likewise, and there are none of AF_INET.
+        sockets: Numbers of calls about sockets, with their names: likewise.
+        shared: Numbers of calls that may be about shared memory: where nobody can be asked, the kernel
+            refuses those.
+        scheduling: Numbers of calls that read how a thread is scheduled: EPERM for others than the caller.
 
     Returns:
         The descriptor at which questions arrive; -1: a filter above has a listener.
@@ -42,8 +54,18 @@ def guard(metadata: Iterable[int], sockets: dict[int, str], key: int) -> int:
         asked += [[(_NUMBER_AT, number), (_FAMILY_AT, family)] for family in families]
         if name != "socket":
             asked.append([(_NUMBER_AT, number)])
+    for number in scheduling:
+        own.append(([(_NUMBER_AT, number), (_FAMILY_AT, 0)], seccomp.RET_ALLOW))
+        asked.append([(_NUMBER_AT, number)])
+    opens: list[Words] = []
+    for number, name in shared.items():
+        flags_at = _FAMILY_AT + (16 if name.endswith("at") else 8)
+        # The agent's own calls name another directory, with absolute paths (`looking.NO_DIRECTORY`).
+        call = [(_NUMBER_AT, number), *([(_FAMILY_AT, _AT_FDCWD)] if name.endswith("at") else [])]
+        asks: list[Words] = [[(flags_at, *flags)] for flags in ASKED]
+        opens += [[*call, *each] for each in (asks if "open" in name else [[]])]
     try:
-        asking = [(words, seccomp.RET_USER_NOTIF) for words in asked]
+        asking = [(words, seccomp.RET_USER_NOTIF) for words in [*asked, *opens]]
         return seccomp.install_listener(notifications.program([*own, *asking]))
     except OSError:
         refused = [(words, seccomp.RET_ERRNO | errno.EPERM) for words in asked]
@@ -59,11 +81,21 @@ class Questions:
     """Hands each question to its part, as a listener of the agent.
 
     Args:
-        fd: Of `guard`.
+        fd, scheduling: Of `guard`.
+        is_member: Tells whether a thread is the sandbox's.
     """
 
-    def __init__(self, fd: int, metadata: Metadata | None, sockets: Sockets) -> None:
-        self.fd, self._metadata, self._sockets = fd, metadata, sockets
+    def __init__(
+        self,
+        fd: int,
+        metadata: Metadata | None,
+        sockets: Sockets,
+        shared: SharedMemory,
+        scheduling: Container[int],
+        is_member: Callable[[int], bool],
+    ) -> None:
+        self.fd, self._metadata, self._sockets, self._shared = fd, metadata, sockets, shared
+        self._scheduling, self._is_member = scheduling, is_member
 
     def serve_one(self) -> None:
         """Answer one question. Precondition: there is one to read."""
@@ -73,5 +105,13 @@ class Questions:
             return  # the caller has ended, or was interrupted
         if asked.number in self._sockets.network["calls"]:
             self._sockets.serve(asked)
+        elif asked.number in self._shared.calls:
+            self._shared.serve(asked)
+        elif asked.number in self._scheduling:
+            # A number in a register: nothing can change it meanwhile.
+            if self._is_member(connects.signed(asked.arguments[0])):
+                seccomp.go_on(self.fd, asked)
+            else:
+                seccomp.answer(self.fd, asked, errno.EPERM)
         elif self._metadata is not None:
             self._metadata.serve(asked)

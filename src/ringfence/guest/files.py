@@ -75,7 +75,7 @@ class FileRequests:
             if (os.lstat(path).st_mode & 0o170000) == 0o040000:
                 os.rmdir(path)
             else:
-                os.unlink(path)
+                os.unlink(path, dir_fd=looking.NO_DIRECTORY)
         return b""
 
     def _do_move(self, _reply: wire.Socket, _fds: list[int], source: str, target: str) -> bytes:

@@ -20,6 +20,7 @@ from ..launcher.pid1 import processes, terminals
 from ..linux import landlock, libc, privileges, seccomp
 from . import asking, metadata, users
 from .agent import Agent
+from .shared_memory import SharedMemory
 from .sockets import Sockets
 from .tags import Tags, tag_of
 from .watchdog import Watchdog
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from .metadata import Judged
     from .settings import Settings
+    from .shared_memory import Shared
     from .sockets import Network, Way
 
     class LandlockSettings(Settings):
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
             Judged | None
         )  # calls about metadata that the agent makes; None: the kernel judges all
         network: Network
+        shared: Shared
+        scheduling: list[int]  # numbers of calls that read how a thread is scheduled
         tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
 
 
@@ -158,8 +162,11 @@ def _serve(
         lockdown.apply_rlimits(settings["rlimits"])
         _restrict(settings, fds)
         judged, key = settings["judged"], settings["tag_key"]
-        network = settings["network"]
-        asked_fd = asking.guard(judged["calls"] if judged else (), network["calls"], key)
+        network, shared = settings["network"], settings["shared"]
+        asked_fd = asking.guard(
+            *(judged["calls"] if judged else (), network["calls"], shared["calls"]),
+            *(settings["scheduling"], key),
+        )
         seccomp.install_filter(settings["seccomp"])
     except OSError as exc:
         wire.refuse(control, exc, "landlock")
@@ -171,7 +178,10 @@ def _serve(
     wire.answer(control, b"READY")
     sockets = Sockets(asked_fd, network, key)
     changes = metadata.Metadata(asked_fd, judged, key) if judged else None
-    asked = asking.Questions(asked_fd, changes, sockets)
+    asked = asking.Questions(
+        *(asked_fd, changes, sockets, SharedMemory(asked_fd, shared), settings["scheduling"]),
+        functools.partial(_is_member, base=settings["tag_base"]),
+    )
     LandlockAgent(control, settings, watched, sockets, asked).run()
     os._exit(0)
 

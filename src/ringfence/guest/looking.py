@@ -7,6 +7,8 @@ import os
 import resource
 import stat
 
+from ..launcher.pid1 import processes
+
 _MACHINE_ID = "/etc/machine-id"
 _NO_FILE = (
     errno.ENOENT,
@@ -14,6 +16,22 @@ _NO_FILE = (
     errno.ENXIO,
     errno.EISDIR,
 )  # the last: what a guest may have put there
+
+# For calls with an absolute path, for which the kernel reads no descriptor: without one, the calls of an
+# agent would wait for itself where a filter asks about them (`asking`).
+NO_DIRECTORY = 0
+
+
+def field_of(path: str, name: bytes) -> bytes:
+    """The word behind a name in a file of /proc.
+
+    Raises:
+        ProcessLookupError: It is not there: the process has ended.
+    """
+    found = processes.read(path).partition(name)[2].split(None, 1)
+    if not found:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return found[0]
 
 
 def open_file(path: str, flags: int, mode: int) -> int:
@@ -51,8 +69,8 @@ def can_write(path: str) -> bool:
             os.close(os.open(path, flags))
             return True
         trial = os.path.join(path, f".ringfence-{os.urandom(8).hex()}")
-        os.close(os.open(trial, flags | os.O_CREAT | os.O_EXCL, 0o600))
-        os.unlink(trial)
+        os.close(os.open(trial, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=NO_DIRECTORY))
+        os.unlink(trial, dir_fd=NO_DIRECTORY)
     except OSError:
         return False
     return True

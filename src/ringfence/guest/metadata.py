@@ -14,6 +14,7 @@ import re
 
 from ..launcher.pid1 import connects
 from ..linux import on_behalf, seccomp
+from . import looking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Metadata:
         return path in self._roots or path.startswith(self._beneath)
 
 
-def _opened(path: bytes, flags: int, base: int | None = None) -> int:
+def _opened(path: bytes, flags: int, base: int = looking.NO_DIRECTORY) -> int:
     link = os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0
     return os.open(path, os.O_PATH | os.O_CLOEXEC | link, dir_fd=base)
 

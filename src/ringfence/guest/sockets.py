@@ -17,8 +17,9 @@ import fcntl
 import os
 
 from ..launcher import wire
-from ..launcher.pid1 import connects, processes
+from ..launcher.pid1 import connects
 from ..linux import on_behalf, seccomp
+from . import looking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ class Sockets(connects.Connects):
         kind = _unix_kind(target[8:-1])
         if (kind is None) != (family in (_INET, _INET6)):
             raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-        info = processes.read(f"/proc/{asked.pid}/fdinfo/{number}")
-        flags = int(info.partition(b"flags:")[2].split(None, 1)[0], 8)
+        flags = int(looking.field_of(f"/proc/{asked.pid}/fdinfo/{number}", b"flags:"), 8)
         nonblocking = socket.SOCK_NONBLOCK if flags & os.O_NONBLOCK else 0
         if kind is None:
             sock = self._new(family, nonblocking)
@@ -186,6 +186,8 @@ class Sockets(connects.Connects):
         place, port = _place(address)
         if any(place) and not _is_loopback(place):
             return errno.EADDRNOTAVAIL
+        if (place, port) == (_RESOLVER, _DNS):
+            return errno.EADDRINUSE
         if family == _INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY, 0)
         sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 0)
@@ -202,8 +204,7 @@ class Sockets(connects.Connects):
         path = address[2:].partition(b"\0")[0] if len(address) > 2 else b""
         if not path:  # abstract, or the kernel's choice
             return on_behalf.bind(fd, address, self._key)
-        status = processes.read(f"/proc/{asked.pid}/status")
-        umask = int(status.partition(b"\nUmask:")[2].split(None, 1)[0], 8)
+        umask = int(looking.field_of(f"/proc/{asked.pid}/status", b"\nUmask:"), 8)
         where = os.open(f"/proc/{asked.pid}/cwd", os.O_PATH | os.O_CLOEXEC)
         before = os.umask(umask)
         try:
@@ -260,7 +261,8 @@ class Sockets(connects.Connects):
 
     def _connect_tcp(self, sock: wire.Socket, domain: int, place: bytes, port: int) -> int:
         if _is_loopback(place) or not any(place):
-            real, family = self._server(len(place), port)
+            is_resolver = (place, port) == (_RESOLVER, _DNS)
+            real, family = (0, 0) if is_resolver else self._server(len(place), port)
             if real:
                 own = self.network["v4" if family == _INET else "v6"]
                 target = _address(_INET, own, real)

@@ -16,7 +16,7 @@ RET_ALLOW, RET_USER_NOTIF, RET_ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 _NOTIF_RECV, _NOTIF_SEND, _NOTIF_ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
 _NOTIF_ADDFD = 0x40182103
 _FLAG_CONTINUE = 1
-_ADDFD_SETFD, _ADDFD_SEND = 1, 2  # Linux 5.14 for the second
+_ADDFD_SETFD = 1
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif
 _RESPONSE = struct.Struct("=QqiI")
 _ID = struct.Struct("=Q")
@@ -115,15 +115,13 @@ def answer(listener_fd: int, asked: Notification, number: int) -> None:
 def answer_with(listener_fd: int, asked: Notification, fd: int, flags: int) -> None:
     """Answer with a descriptor of the notifying process for the open file `fd`; O_CLOEXEC may be a flag.
 
+    In two steps: SECCOMP_ADDFD_FLAG_SEND, interrupted, lets the call return 0 as if that were it.
+
     Raises:
-        OSError: EMFILE where that process has no room.
+        OSError: EMFILE where that process has no room, ENOENT where nobody waits any longer.
     """
-    added = _ADDFD.pack(asked.id, _ADDFD_SEND, fd, 0, flags)
-    try:
-        fcntl.ioctl(listener_fd, _NOTIF_ADDFD, added)
-    except OSError as exc:
-        if exc.errno != errno.ENOENT:  # nobody waits any longer
-            raise
+    number = _add(listener_fd, _ADDFD.pack(asked.id, 0, fd, 0, flags))
+    _respond(listener_fd, _RESPONSE.pack(asked.id, number, 0, 0))
 
 
 def put_in_place(listener_fd: int, asked: Notification, fd: int, number: int, flags: int) -> None:
@@ -132,8 +130,16 @@ def put_in_place(listener_fd: int, asked: Notification, fd: int, number: int, fl
     Raises:
         OSError: ENOENT where nobody waits any longer.
     """
-    added = _ADDFD.pack(asked.id, _ADDFD_SETFD, fd, number, flags)
-    fcntl.ioctl(listener_fd, _NOTIF_ADDFD, added)
+    _add(listener_fd, _ADDFD.pack(asked.id, _ADDFD_SETFD, fd, number, flags))
+
+
+def _add(listener_fd: int, added: bytes) -> int:
+    while True:
+        try:
+            number: int = fcntl.ioctl(listener_fd, _NOTIF_ADDFD, bytearray(added))
+            return number
+        except InterruptedError:
+            continue
 
 
 def _respond(listener_fd: int, response: bytes) -> None:

@@ -63,12 +63,13 @@ LIMITED_BY = {
 """The capability that a field of `Limits` needs."""
 
 LANDLOCK = "landlock"
-MAY_BE_WEAKER = (*LIMITED_BY.values(), LANDLOCK)
+NAMESPACES = "namespaces"  # and what follows from them: the backend landlock has none
+MAY_BE_WEAKER = (*LIMITED_BY.values(), LANDLOCK, NAMESPACES)
 """Names that `allow_degraded` accepts; without any other protection no sandbox starts."""
 
 
 def weaker(value: object, field: str) -> tuple[str, ...]:
-    """Names of `MAY_BE_WEAKER`, or `*` for all of them.
+    """Names of `MAY_BE_WEAKER`, or `*` for all of them but namespaces.
 
     Raises:
         InvalidRequest: Another name: it would allow nothing, and who wrote it would not know.

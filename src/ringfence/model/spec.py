@@ -59,7 +59,8 @@ class SandboxSpec(Model):
         deny: Absolute paths inside that can be neither read nor written, whatever a mount would
             show there, and even where nothing is there yet.
         allow_degraded: Protections and limits, by name, that may be missing: those of
-            `capabilities.MAY_BE_WEAKER`; `*` allows all.
+            `capabilities.MAY_BE_WEAKER`; `*` allows all but `namespaces`, with which the backend
+            landlock is taken where the host refuses them.
     """
 
     id: str | None = None

@@ -14,6 +14,7 @@ from ...errors import (
 from ...guest import landlocked
 from ...launcher import wire
 from ...launcher.cgroups import remove
+from ...model.capabilities import NAMESPACES
 from ...model.net.network import NetworkPolicy
 from ...model.session import ResolvedMount
 from ...model.spec import OS_HARDENED
@@ -33,13 +34,13 @@ from ..local.network import check_given_secrets
 from ..local.sizes import sizes
 from . import filters, rules
 from .network import Loopback
-from .place import Place
+from .place import SHARED_MEMORY, Place
 from .sandbox import LandlockSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
@@ -96,6 +97,11 @@ class LandlockBackend(CommandBackend):
                 else "this kernel has no Landlock, or disables it (lsm= on its command line)",
                 hint="use a newer kernel, or the native backend",
             )
+
+    def degraded(self, spec: SandboxSpec, lacking: Container[str] = ()) -> tuple[str, ...]:
+        """See `AgentBackend`; also the lack that is this backend's own, where it was allowed by name."""
+        own = [NAMESPACES] if NAMESPACES in spec.allow_degraded else []
+        return (*super().degraded(spec, lacking), *own)
 
     def provision(self, spec: SandboxSpec) -> LandlockSandbox:
         made = super().provision(spec)
@@ -165,6 +171,8 @@ class LandlockBackend(CommandBackend):
             ),
             "judged": None if slot else {"calls": filters.judged_calls(), "roots": roots},
             "network": loopback.network(made.writable if has_sockets else []),
+            "shared": {"calls": filters.shared_calls(), "place": made.mapped(SHARED_MEMORY)},
+            "scheduling": filters.scheduling_calls(),
             "tag_base": _new_base(),
         }
 

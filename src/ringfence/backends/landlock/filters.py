@@ -19,9 +19,13 @@ _IPC = (
     *("mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr"),
 )
 _ABOUT_OTHERS = (
+    # Not those of `_SCHEDULING`, which Java and browsers ask of their own threads by number: the agent judges.
     *("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "prlimit64"),
+    *("getpgid", "getsid", "get_robust_list"),
+)
+_SCHEDULING = (
     *("sched_getparam", "sched_getscheduler", "sched_getaffinity", "sched_getattr"),
-    *("sched_rr_get_interval", "getpgid", "getsid", "get_robust_list"),
+    "sched_rr_get_interval",
 )
 _JUDGED = (
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
@@ -83,6 +87,21 @@ def socket_calls() -> dict[int, str]:
     """Calls about sockets that the agent makes, as the network is the host's."""
     numbers = MACHINES[os.uname().machine].numbers
     return {numbers[name]: name for name in ("socket", "connect", "bind")}
+
+
+@functools.cache
+def shared_calls() -> dict[int, str]:
+    """Calls that open and name POSIX shared memory: of a C library, where it makes the older ones."""
+    numbers = MACHINES[os.uname().machine].numbers
+    names = ["openat", *(("link", "unlink") if "unlink" in numbers else ("linkat", "unlinkat"))]
+    return {numbers[name]: name for name in names}
+
+
+@functools.cache
+def scheduling_calls() -> list[int]:
+    """Calls that read how a thread is scheduled: of the sandbox's own only, as the agent says."""
+    numbers = MACHINES[os.uname().machine].numbers
+    return [numbers[name] for name in _SCHEDULING]
 
 
 @functools.cache

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from ...model.mount import Mount
     from ..local.mounts.trusted import Trusted
 
-_OWN = {template.HOME: "home", "/tmp": "tmp", "/mnt/session": "session", MEMORY_DIR: "memory"}
+SHARED_MEMORY = "/dev/shm"
+_OWN = {
+    template.HOME: "home",
+    "/tmp": "tmp",
+    "/mnt/session": "session",
+    MEMORY_DIR: "memory",
+    SHARED_MEMORY: "shm",
+}
 
 
 class Place:

@@ -83,6 +83,5 @@ def way_on(exc: Refused) -> str:
     found = [f"{each.why}: {each.fix}" if each.fix else each.why for each in blockers.find(exc)]
     return (
         f"{'; '.join(found) or _SWITCHES}; or go without namespaces: `ringfence run --anywhere`, or "
-        'backend="landlock": host processes and names of host files can then be seen, and there is '
-        "no network, no terminal and no writable mount"
+        'allow_degraded=["namespaces"]: host processes and names of host files can then be seen'
     )

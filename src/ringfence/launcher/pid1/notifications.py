@@ -13,18 +13,23 @@ import errno
 from ...linux import libc, seccomp
 from . import connects, netlink_sockets
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _AF_UNIX, _AF_NETLINK = 1, 16  # include/linux/socket.h
 # include/uapi/linux/bpf_common.h
-_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_LOAD, _JUMP_IF_EQUAL, _RETURN, _AND = 0x20, 0x15, 0x06, 0x54
 # struct seccomp_data: nr, arch, instruction_pointer, args[6]; the lower half of each comes first.
 _NUMBER_AT, _ARCH_AT, _FAMILY_AT, _KEY_AT = 0, 4, 16, 16 + 4 * 8
 
 
-def program(verdicts: list[tuple[list[tuple[int, int]], int]]) -> bytes:
+def program(verdicts: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> bytes:
     """A filter that gives each verdict to the calls whose words are as listed; all else passes.
 
     Args:
-        verdicts: The first one that fits counts: where in struct seccomp_data, and what is there.
+        verdicts: The first one that fits counts: where in struct seccomp_data, what is there, and, where
+            not all of it counts, the mask that it is seen through.
     """
     code: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, _ARCH_AT),  # of another one, our main filter ends the process
@@ -32,12 +37,11 @@ def program(verdicts: list[tuple[list[tuple[int, int]], int]]) -> bytes:
         (_RETURN, 0, 0, seccomp.RET_ALLOW),
     ]
     for words, verdict in verdicts:
-        for i, (at, value) in enumerate(words):
-            code += [
-                (_LOAD, 0, 0, at),
-                (_JUMP_IF_EQUAL, 0, 2 * (len(words) - i) - 1, value),
-            ]
-        code.append((_RETURN, 0, 0, verdict))
+        block = [(_RETURN, 0, 0, verdict)]
+        for at, value, *mask in reversed(words):
+            block.insert(0, (_JUMP_IF_EQUAL, 0, len(block), value))
+            block[:0] = [(_LOAD, 0, 0, at), *((_AND, 0, 0, each) for each in mask)]
+        code += block
     code.append((_RETURN, 0, 0, seccomp.RET_ALLOW))
     return b"".join(struct.pack("=HBBI", *each) for each in code)
 

@@ -29,6 +29,7 @@ _MODULES = (
     "ringfence.guest.looking",
     "ringfence.guest.metadata",
     "ringfence.guest.room",
+    "ringfence.guest.shared_memory",
     "ringfence.guest.sockets",
     "ringfence.guest.starting",
     "ringfence.guest.process_image",

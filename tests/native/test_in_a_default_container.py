@@ -1,0 +1,121 @@
+"""A container of a real engine with its default filter, capabilities and masked paths: no namespaces there."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringfence
+from tests.engine import running_engine
+from tests.features import require
+
+pytestmark = pytest.mark.full
+SOURCE = Path(ringfence.__file__).parents[1]
+
+WORK = """
+import json, os, socket, subprocess, sys, threading, warnings
+from ringfence import Sandbox
+from ringfence.errors import RingfenceError
+found = {}
+def run(*options):
+    command = [sys.executable, '-m', 'ringfence', 'run', *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout.strip(), done.stderr
+found['refused'] = run('--', 'echo', 'hi')
+script = 'echo hi; touch f && chmod 700 f && ls -l f | cut -c1-10'
+found['anywhere'] = run('--anywhere', '--', 'sh', '-c', script)
+found['named'] = run('--allow-degraded', 'namespaces', '--', 'echo', 'hi')
+found['star'] = run('--allow-degraded', '*', '--', 'echo', 'hi')[0]
+
+def serve(address):
+    server = socket.create_server(address)
+    def answer():
+        while True:
+            with server.accept()[0] as sock:
+                sock.sendall(b'reached')
+    threading.Thread(target=answer, daemon=True).start()
+    return server.getsockname()[1]
+allowed, other = serve(('127.0.0.1', 0)), serve(('0.0.0.0', 0))
+INSIDE = '''
+import socket, sys
+def tell(port):
+    try: return socket.create_connection(("127.0.0.1", port), 10).recv(20).decode()
+    except OSError as exc: return exc.errno
+a = socket.create_server(("127.0.0.1", 8000)); c = socket.create_connection(("127.0.0.1", 8000))
+p = a.accept()[0]; c.sendall(b"x")
+u = socket.socket(socket.AF_UNIX); u.bind("x.sock"); u.listen()
+v = socket.socket(socket.AF_UNIX); v.connect("x.sock"); v.sendall(b"y")
+print(tell(int(sys.argv[1])), tell(int(sys.argv[2])), p.recv(3).decode(), u.accept()[0].recv(3).decode())
+'''
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter('always')
+    with Sandbox.create(allow_degraded=['namespaces'], network=[f'127.0.0.1:{allowed}']) as sandbox:
+        ran = sandbox.exec([sys.executable, '-c', INSIDE, str(allowed), str(other)])
+        found['library'] = sandbox.session.backend, ran.text, ran.stderr_text, sandbox.stats().degraded
+found['warned'] = [str(each.message) for each in told]
+
+from ringfence import SessionManager
+with SessionManager(backends=('native', 'landlock'), state_dir=os.environ['HOME'] + '/state') as manager:
+    with manager.acquire(client_id='one') as lease:
+        ran = lease.sandbox.exec(['echo', 'hi'])
+        found['manager'] = lease.session.backend, ran.text.strip()
+print(json.dumps(found))
+"""
+
+
+def image() -> bytes:
+    """A root whose programs are mounted."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, mode in (("usr", 0o755), ("etc", 0o755), ("src", 0o755), ("tmp", 0o1777), ("var/tmp", 0o1777),
+                           ("home", 0o1777)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, mode
+            tar.addfile(info)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            tar.addfile(info)
+        for name, text in (("passwd", "root:x:0:0::/home:/bin/sh\n"), ("group", "root:x:0:\n")):
+            info = tarfile.TarInfo(f"etc/{name}")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return made.getvalue()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[list[str]]:
+    require("landlock")
+    require("dockerd")
+    with running_engine() as address:
+        docker = ["docker", "-H", address]
+        subprocess.run(
+            [*docker, "import", "-", "root"], input=image(), check=True, capture_output=True
+        )
+        yield docker
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> None:
+    options = ["--rm", "--network=none", f"--user={user}", "--tmpfs=/home:mode=1777,exec"]
+    options += ["-eHOME=/home", "-ePYTHONPATH=/src", "-ePYTHONDONTWRITEBYTECODE=1"]
+    options += ["-v/usr:/usr:ro", f"-v{SOURCE}:/src:ro"]
+    command = [*engine, "run", *options, "root", "/usr/bin/python3", "-c", WORK]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert 0 == ran.returncode, ran.stderr
+    found = json.loads(ran.stdout)
+
+    assert 125 == found["refused"][0]
+    assert "--anywhere" in found["refused"][2]
+    assert [0, "hi\n-rwx------"] == found["anywhere"][:2]
+    assert [0, "hi"] == found["named"][:2]
+    assert 125 == found["star"]
+    assert ["landlock", "reached 111 x y\n", "", ["namespaces"]] == found["library"]
+    assert "without namespaces" in found["warned"][0]
+    assert ["landlock", "hi"] == found["manager"]
