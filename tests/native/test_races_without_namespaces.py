@@ -136,7 +136,7 @@ def test_swapped_addresses_descriptors_and_paths_reach_no_server_of_the_host(
         done, refused = map(int, ran.text.split())
 
     assert ["tcp", "unix"] == sorted(came)
-    assert min(done, refused) > 20, ran
+    assert min(done, refused) > 3, ran
 
 
 def test_without_the_agent_nothing_is_connected() -> None:
