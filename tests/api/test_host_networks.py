@@ -167,6 +167,7 @@ def test_a_wrong_list_does_not_start(start_daemon: StartDaemon, tmp_path: Path) 
         {"host_networks": ["!10.0.0.0/8"]},
         {"most": {"memory": 1}},
         {"most": {"ttl_s": 0}},
+        {"most": {"snapshots": -1}},
     ):
         config.write_text(json.dumps(wrong))
         with pytest.raises(AssertionError, match="ended with 125"):

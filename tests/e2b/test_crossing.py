@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import httpx
 import pytest
 
 from ringfence import SandboxSpec
+from ringfence.api.access.keys import e2b_form
 from ringfence.e2b.tokens import Tokens
 from ringfence.model.client_session import SessionTimeouts
 from ringfence.sessions.clock import Clock
 from ringfence.sessions.live import Live
-from tests.api.conftest import Daemon
+from tests.api.conftest import Daemon, StartDaemon
 from tests.e2b.conftest import Box, Client, MakeClient
 
 _MIB = 1 << 20
@@ -201,3 +204,38 @@ def test_a_malformed_call_is_the_clients_fault(
     assert "the server failed" not in answer.text
     assert answer.status_code < 500 or "code" in answer.json()
     assert 200 == box.rpc("/process.Process/List", {}).status_code
+
+
+@pytest.mark.parametrize("most", [{"snapshots": 2}, {"snapshot_bytes": 2 * _MIB}])
+def test_a_client_keeps_so_many_snapshots(
+    start_daemon: StartDaemon, tmp_path: Path, most: dict[str, int]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"most": most}))
+    daemon = start_daemon("--e2b", "--listen", "127.0.0.1:0", "--config", str(config))
+    with daemon.client() as admin, httpx.Client(base_url=daemon.tcp, timeout=60) as http:
+        key = admin.post("/v1/keys", json={"owner": "ann", "scope": "user"}).json()["key"]
+        client = Client(http, e2b_form(key))
+        box = client.create()
+        box.call("POST", "/files?path=/home/user/x", content=bytes(_MIB))
+        path, own = f"/v1/sandboxes/{box.id}/snapshots", _v1(client)
+        first = http.post(path, headers=own).json()["id"]
+        named = client.api("POST", f"/sandboxes/{box.id}/snapshots", json={"name": "n"})
+        answers = [
+            http.post(path, headers=own),
+            http.post(f"/v1/sandboxes/{box.id}/checkpoint", headers=own),
+            client.api("POST", f"/sandboxes/{box.id}/snapshots", json={"name": "other"}),
+        ]
+        again = client.api("POST", f"/sandboxes/{box.id}/snapshots", json={"name": "n"})
+        forked = http.post(f"/v1/sandboxes/{box.id}/fork", headers=own)
+        by_admin = admin.post(path)
+        for each in (first, by_admin.json()["id"]):
+            assert 204 == admin.delete(f"/v1/snapshots/{each}").status_code
+        after = http.post(path, headers=own)
+
+    assert 201 == named.status_code == again.status_code == forked.status_code, (
+        "replaced, or dropped"
+    )
+    assert [429] * 3 == [each.status_code for each in answers], [each.text for each in answers]
+    assert next(iter(most)) == answers[0].json()["field"]
+    assert 201 == by_admin.status_code == after.status_code

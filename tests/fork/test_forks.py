@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +22,7 @@ from ringfence.errors import (
     SnapshotNotFound,
     Unsupported,
 )
+from ringfence.fork.text import TextMerger
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.api.conftest import StartDaemon
@@ -282,3 +285,19 @@ def test_a_server_keeps_no_marks_and_says_so(sandbox: Any) -> None:
     for call in (sandbox.mark, lambda: sandbox.rewind(None), lambda: sandbox.fork(at="mark")):
         with pytest.raises(Unsupported, match="keeps no marks"):
             call()
+
+
+@pytest.mark.root
+def test_git_does_not_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts are guests'. In git's place: a program that says who it is, and which settings it has."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        git = Path(directory, "git")
+        git.write_text(
+            '#!/bin/sh\nid -u; id -G; echo "$HOME $GIT_CONFIG_GLOBAL"; cat "$4" "$5" "$6"\n'
+        )
+        git.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        said = TextMerger().merge(b"base\n", b"ours\n", b"theirs\n")
+
+    assert b"65534\n65534\n/proc /dev/null\nours\nbase\ntheirs\n" == said

@@ -305,6 +305,10 @@ async def snapshot(call: Call) -> Response:
 
     def save() -> Snapshot:
         before = _snapshot(call, name) if name else None
+        if before is None:
+            call.service.permissions.check_snapshots(
+                call.caller, lambda: manager.snapshots(call.caller.sees)
+            )
         made = manager.snapshot(live.id, metadata, call.caller.sees)
         if before is not None:
             manager.delete_snapshot(before.id, call.caller.sees)

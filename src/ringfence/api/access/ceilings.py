@@ -7,7 +7,7 @@ from functools import cache
 
 from ...backends.local.host.facts import Host
 from ...backends.local.sizes import sizes
-from ...errors import Forbidden
+from ...errors import Forbidden, QuotaExceeded
 from ...model.base import checks, jsonform
 from ...model.base.model import Model
 from ...model.limits import Limits
@@ -15,9 +15,14 @@ from ...model.spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, Self
 
+    from ...model.session import Snapshot
+
 _YEAR_S = 366 * 86_400
+_OF_SNAPSHOTS = ("snapshots", "snapshot_bytes")
+_OWN = ("ttl_s", *_OF_SNAPSHOTS)
 _DEFAULTED = ("memory_bytes", "disk_bytes", "inodes", "pids", "open_files")
 _UNBOUNDED = ("wall_time_s", "cpus", "network_bytes")  # without a default of the backends
 
@@ -30,27 +35,34 @@ class Ceilings(Model):
         limits: None bounds nothing. A limit that a request leaves out is its usual default, or the
             ceiling where that is lower.
         ttl_s: The same for `ttl_s`, of a new sandbox and from each `extend` on.
+        snapshots: Snapshots that a client may keep.
+        snapshot_bytes: Size of a client's snapshots at which it takes no further one.
     """
 
     limits: Limits = field(default_factory=Limits)
     ttl_s: float | None = None
+    snapshots: int | None = None
+    snapshot_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.ttl_s is not None:
             put = object.__setattr__
             put(self, "ttl_s", checks.number(self.ttl_s, "ttl_s", 0.001, _YEAR_S))
+        for name in _OF_SNAPSHOTS:
+            if (value := getattr(self, name)) is not None:
+                checks.integer(value, name, 0, 1 << 62)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of the ceilings that are set."""
-        ttl = {} if self.ttl_s is None else {"ttl_s": self.ttl_s}
-        return {**self.limits.to_json(), **ttl}
+        own = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
+        return {**self.limits.to_json(), **own}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
         """Read `to_json`'s form."""
         given = jsonform.json_object(data, "most")
-        ttl_s = given.pop("ttl_s", None)
-        return cls(jsonform.widened(Limits.from_json, given, "most", ("ttl_s",)), ttl_s)
+        own = {name: given.pop(name, None) for name in _OWN}
+        return cls(jsonform.widened(Limits.from_json, given, "most", _OWN), **own)
 
     def apply(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec with what it leaves out bounded as well.
@@ -62,7 +74,7 @@ class Ceilings(Model):
         for name in Limits.__match_args__:
             self.check(f"limits.{name}", getattr(limits, name), name)
         self.check("ttl_s", spec.ttl_s, "ttl_s")
-        if self == _NONE:
+        if self.limits == _NONE.limits and self.ttl_s is None:
             return spec
         usual = sizes(spec, _host())
         lower = {name: getattr(self.limits, name) for name in (*_DEFAULTED, *_UNBOUNDED)}
@@ -89,6 +101,28 @@ class Ceilings(Model):
                 field=name,
                 hint="request less, or ask an admin to raise `most` in the server's configuration",
             )
+
+    def check_snapshots(self, every: Callable[[], Sequence[Snapshot]]) -> None:
+        """Refuse one more snapshot than a client may keep.
+
+        Args:
+            every: Lists the client's; not called where nothing is bounded.
+
+        Raises:
+            QuotaExceeded: It keeps as many; some taken at the same time may pass.
+        """
+        if self.snapshots is None and self.snapshot_bytes is None:
+            return
+        kept = every()
+        used = len(kept), sum(each.size_bytes for each in kept)
+        for name, value in zip(_OF_SNAPSHOTS, used, strict=True):
+            most = getattr(self, name)
+            if most is not None and value >= most:
+                raise QuotaExceeded(
+                    f"this client keeps {used[0]} snapshots of {used[1]} bytes, of at most {most}",
+                    field=name,
+                    hint="delete a snapshot, or ask an admin to raise `most` in the server's configuration",
+                )
 
 
 _NONE = Ceilings()

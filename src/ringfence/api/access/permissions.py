@@ -27,10 +27,11 @@ from .ceilings import Ceilings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, TypeVar
 
     from ...model.base.model import Model
+    from ...model.session import Snapshot
     from ...policy.addresses import Network
     from .caller import Caller
 
@@ -315,6 +316,15 @@ class Permissions:
         """
         if not caller.is_admin:
             self.most.check("ttl_s", ttl_s, "ttl_s")
+
+    def check_snapshots(self, caller: Caller, every: Callable[[], Sequence[Snapshot]]) -> None:
+        """Refuse one more snapshot than callers other than admins may keep.
+
+        Raises:
+            QuotaExceeded: The client keeps as many.
+        """
+        if not caller.is_admin:
+            self.most.check_snapshots(every)
 
     def _judge_spec(self, spec: SandboxSpec) -> SandboxSpec:
         if spec.profile == UNRESTRICTED:

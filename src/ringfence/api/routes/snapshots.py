@@ -73,9 +73,13 @@ async def _saved(
 ) -> Response:
     live = await service.need(sandbox_id, caller)
     metadata = body.metadata if body else {}
-    made = await service.thread_pools.call(
-        save, live.sandbox_id, metadata, caller.sees, key=live.sandbox_id, pool=COPIES
-    )
+
+    def saved() -> Snapshot:
+        manager = service.manager
+        service.permissions.check_snapshots(caller, lambda: manager.snapshots(caller.sees))
+        return save(live.sandbox_id, metadata, caller.sees)
+
+    made = await service.thread_pools.call(saved, key=live.sandbox_id, pool=COPIES)
     request.state.made = made.id
     return answer(made, 201)
 
