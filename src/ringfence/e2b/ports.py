@@ -55,7 +55,7 @@ async def carry(
         raise ApiError(502, message, sandboxId=name, port=port) from exc
     if scope["type"] == "http":
         response = BreakableResponse(_watched(service, live, answer), answer.status)
-        response.raw_headers = answer.fields
+        response.raw_headers = [_of_one_origin(*each) for each in answer.fields]
         await response(scope, receive, send)
         return
     outside = WebSocket(scope, receive, send)
@@ -65,6 +65,15 @@ async def carry(
             await carry_messages(outside, opened, service.share)
     finally:
         await opened.close()
+
+
+def _of_one_origin(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A field without a cookie's `Domain`: it would be sent to the sandboxes of others (RFC 6265, 5.1.3)."""
+    if name.lower() != b"set-cookie":
+        return name, value
+    pair, *attributes = value.split(b";")
+    kept = [each for each in attributes if each.partition(b"=")[0].strip().lower() != b"domain"]
+    return name, b";".join([pair, *kept])
 
 
 async def _watched(service: Service, live: Live, answer: Answer) -> AsyncIterator[bytes]:
