@@ -216,7 +216,8 @@ class Sandbox:
             backend = backend_of(snapshot_id)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         if spec is not None and secrets is not None:
-            raise InvalidRequest("give them in the spec", field="secrets")
+            hint = "remove secrets=, or give SandboxSpec(secrets=...)"
+            raise InvalidRequest("excludes spec=", field="secrets", hint=hint)
         inner = chosen.restore(snapshot_id, spec, secrets=secrets)
         made = cls(inner, spec or inner.spec)
         made._home = chosen

@@ -143,13 +143,15 @@ def _check_path(mount: Mount, name: str) -> None:
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise no_source(mount, missing)
     if mount.target == "/" or mount.target.startswith(("/proc", "/sys", "/dev")):
-        raise InvalidRequest(f"{mount.target} cannot be shown", field="mounts.target")
+        raise InvalidRequest(
+            f"{mount.target} cannot be mounted by this backend", field="mounts.target"
+        )
 
 
 def _check_writable(mount: Mount, spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
     if not is_owner:
         raise Unsupported(
-            "as root each sandbox has a user of its own, who may not write to directories of others",
+            "a sandbox that root starts has its own user, which cannot write to the directory",
             backend=name,
             operation=can.MOUNT,
             field="mounts.access",
@@ -180,7 +182,9 @@ def open_mounts(mounts: Sequence[Mount]) -> list[tuple[int, int]]:
             is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
             opened.append((fd, _RIGHTS[is_directory, mount.is_writable]))
             if os.readlink(f"/proc/self/fd/{fd}") != mount.target:
-                raise InvalidRequest(f"{mount.source}: a path with links", field="mounts.source")
+                what = f"{mount.source} has a symlink in it now"
+                hint = "mount the directory by its real path"
+                raise InvalidRequest(what, field="mounts.source", hint=hint)
     except BaseException:
         for fd, _access in opened:
             os.close(fd)

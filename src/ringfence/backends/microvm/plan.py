@@ -82,7 +82,11 @@ def check(spec: SandboxSpec) -> None:
     if spec.tier != STRONG:
         raise refusal(f"tier {spec.tier}", "tier", f"a microVM is tier {STRONG}")
     if spec.template != "default":
-        raise InvalidRequest(f"unknown template {spec.template!r}", field="template")
+        raise InvalidRequest(
+            f"unknown template {spec.template!r}",
+            field="template",
+            hint="a microVM starts from image=NAME",
+        )
     if spec.profile not in PROFILES:
         known = ", ".join(PROFILES)
         raise InvalidRequest(

@@ -157,7 +157,9 @@ class Client:
         """
         given = {key: value for key, value in changes.items() if value is not None}
         if spec is not None and given:
-            raise InvalidRequest("give them in the spec", field=next(iter(given)))
+            name = next(iter(given))
+            hint = f"remove {name}=, or set it in the spec"
+            raise InvalidRequest("excludes spec=", field=name, hint=hint)
         body = body_of(spec) if spec is not None else _changed(given)
         body |= {"snapshot_id": snapshot_id, "name": name}
         return made(lambda: self._create(body, spec, idempotency_key), RemoteSandbox.terminate)
