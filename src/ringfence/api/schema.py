@@ -152,6 +152,7 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("ExecRequest", "cwd"): _or_null(_PATH),
     ("ExecRequest", "pty"): _or_null(_PTY),
     ("ExecutionRequest", "command"): _like("\\S"),
+    ("ExecutionRequest", "tier"): _or_null({"enum": ["", *_spec.TIERS]}),
     ("ExecutionRequest", "id"): _or_null({"anyOf": [_ID, {"const": ""}]}),
     ("Mount", "target"): _TARGET,
     ("PoolConfig", "profiles"): _map(_NAME, {MARK: "SandboxSpec"}),

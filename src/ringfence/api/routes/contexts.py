@@ -41,7 +41,7 @@ class NewContext(schemas.Form):
     """Language, working directory and environment of an interpreter."""
 
     language: str = Field(PYTHON, pattern=f"^({LANGUAGE.pattern})$")
-    cwd: str | None = None
+    cwd: str | None = Field(None, min_length=1, max_length=4095)
     env: dict[str, str] = Field(default_factory=dict, json_schema_extra={"propertyNames": VARIABLE})
 
 
