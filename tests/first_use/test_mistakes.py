@@ -480,7 +480,7 @@ BODIES: list[tuple[str, object, str, str]] = [
 ON_SERVER: list[tuple[str, str, str]] = [
     ("code", "SANDBOX", "ringfence code"),
     ("code nope x", "'nope'", "ringfence list"),
-    ("code {id} --language ruby x", "'ruby'", "python, bash or node"),
+    ("code {id} --language ruby x", "'ruby'", "python, bash, node"),
     ("code {id} --context nope x", "no context 'nope'", "--list"),
     ("code {id} --interrupt", "--context", "--list"),
     ("code {id} --close", "--context", "--list"),
@@ -497,7 +497,6 @@ ON_SERVER: list[tuple[str, str, str]] = [
     ("fork {id} --n two", "'two'", "--n 3"),
     ("fork {id} -n 2", "-n", "did you mean --n?"),
     ("fork {id} --processes maybe", "'maybe'", "auto, none or required"),
-    ("fork {id} --processes required", "files only", '"none"'),
     ("fork {id} --label team", "'team'", "NAME=value"),
     ("merge {fork}", "--base", "ringfence snapshot list"),
     ("merge {fork} --base {snapshot}", "--into", "--to DIR"),

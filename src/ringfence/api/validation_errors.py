@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ..contexts.context import LANGUAGE, LANGUAGE_WORDS
 from ..errors import BadJson, InvalidRequest
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ _PATTERNS = {
     r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "is not an id: use up to 63 of a-z, 0-9 and inner dashes",
     "^[^=]+=": "is not KEY=VALUE",
     "^[A-Za-z0-9_=-]*$": "is not the next_cursor of a page",
+    f"^({LANGUAGE.pattern})$": f"must be {LANGUAGE_WORDS}",
     r"^0?[0-7]{3}$": "must be three octal digits, such as 644",
 }
 _WORDS = re.compile(r"\^\(([a-z_|]+)\)\$")

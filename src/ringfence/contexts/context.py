@@ -50,6 +50,7 @@ BASH = "bash"
 NODE = "node"
 LANGUAGES = (PYTHON, BASH, NODE)
 LANGUAGE = re.compile(f"({'|'.join(LANGUAGES)})|{JUPYTER}[A-Za-z0-9._+-]{{1,100}}")
+LANGUAGE_WORDS = f"{', '.join(LANGUAGES)} or {JUPYTER}KERNEL"
 LISTS_VARIABLES = (PYTHON, NODE)
 OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
@@ -77,7 +78,7 @@ class Context:
         env: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
-            checks.choice(language, "language", LANGUAGES, " or ".join(LANGUAGES))
+            checks.choice(language, "language", LANGUAGES, LANGUAGE_WORDS)
         self.language: str = language
         self._sandbox = sandbox
         self._options = {"cwd": cwd, "env": env}
