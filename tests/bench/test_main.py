@@ -21,7 +21,7 @@ from ringfence.bench.peers import gather
 from ringfence.bench.peers.peer import PeerMissingError
 from ringfence.bench.rows import Missing, Row, Target
 from ringfence.bench.settings import Settings
-from ringfence.cli.bench import main
+from ringfence.cli.diagnosis.bench import main
 from ringfence.errors import InvalidRequest, ResourceExhausted
 from tests.features import require
 from tests.native.outside import init_pid

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.local.host.readback import cores
-from ringfence.cli import doctor
+from ringfence.cli.diagnosis import doctor
 from ringfence.model.capabilities import STATUSES
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command, run_json
 

@@ -12,7 +12,7 @@ import pytest
 
 from ringfence.backends.local.host import cgroups, owner
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.cli.doctor import _left_behind
+from ringfence.cli.diagnosis.doctor import _left_behind
 from ringfence.launcher import cgroups as launcher_cgroups
 from tests.native.outside import until
 

@@ -158,11 +158,11 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 def _command(name: str, argv: Sequence[str]) -> int:
     if name == "doctor":
-        from .doctor import main as doctor
+        from .diagnosis.doctor import main as doctor
 
         return doctor(argv)
     if name == "bench":
-        from .bench import main as bench
+        from .diagnosis.bench import main as bench
 
         return bench(argv)
     if name == "serve":

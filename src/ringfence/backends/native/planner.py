@@ -93,9 +93,9 @@ def make_plan(draft: Draft, host: Host) -> Plan:
         draft.steps += [] if draft.base else template.for_accounts()
     isolated = not spec.network.is_unrestricted
     if not isolated:
-        from . import names
+        from .network import as_the_host
 
-        draft.steps += names.as_the_host()
+        draft.steps += as_the_host()
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
-from ..backends.registry import backend_named, candidates, is_taken_unasked, names
-from ..errors import InvalidRequest
-from ..model.capabilities import SECRETS, SEVERAL_USERS
-from ..model.spec import TIERS
-from .commands import DOCTOR
-from .options import no_arguments, parse
-from .terminal import Colours
+from ...backends.registry import backend_named, candidates, is_taken_unasked, names
+from ...errors import InvalidRequest
+from ...model.capabilities import SECRETS, SEVERAL_USERS
+from ...model.spec import TIERS
+from ..commands import DOCTOR
+from ..options import no_arguments, parse
+from ..terminal import Colours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from ..model.capabilities import BackendReport, Protection
+    from ...model.capabilities import BackendReport, Protection
 
 _SAID_WHY = (SECRETS, SEVERAL_USERS)  # abilities that whoever reads this can come by
 _COLOUR_OF = {"enforced": "green", "degraded": "yellow", "missing": "red"}
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Report; 0 when at least one backend is usable (with --attack: when nothing escaped)."""
     given, rest = parse(DOCTOR, argv)
     if "help" in given:
-        from .help import help_of
+        from ..help import help_of
 
         sys.stdout.write(help_of(DOCTOR))
         return 0
@@ -67,7 +67,7 @@ def _report(name: str) -> BackendReport:
     try:
         return backend_named(name).report()
     except Exception as exc:  # noqa: BLE001  may be third-party code
-        from ..backends.local.reports import unavailable
+        from ...backends.local.reports import unavailable
 
         return unavailable(name, exc, ())
 
@@ -81,7 +81,7 @@ def _print_json(reports: Sequence[BackendReport]) -> None:
 
 def host_facts() -> dict[str, Any]:
     """Collect the facts about this machine that a bug report needs."""
-    from .. import __version__
+    from ... import __version__
 
     kernel = os.uname()
     return {
@@ -193,7 +193,7 @@ def _summary(reports: Sequence[BackendReport]) -> list[str]:
 
 def _left_behind() -> list[str]:
     """The control groups of processes that are gone, which a start could not remove."""
-    from ..backends.local.host import cgroups
+    from ...backends.local.host import cgroups
 
     left, _strangers = cgroups.left_behind(cgroups.Layout())
     if not left:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from .terminal import Colours
+from ..terminal import Colours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..attack.result import ProbeResult
+    from ...attack.result import ProbeResult
 
 _COLOUR_OF = {
     "held": "green",
@@ -26,8 +26,8 @@ def main(*, as_json: bool, backend: str | None = None) -> int:
     Args:
         backend: The name of what is attacked; None is native.
     """
-    from ..attack.runner import run_attack
-    from ..backends.registry import backend_named
+    from ...attack.runner import run_attack
+    from ...backends.registry import backend_named
 
     screen = None if as_json else _Screen()
     attacked = backend_named(backend) if backend else None

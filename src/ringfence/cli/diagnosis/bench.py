@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from .commands import BENCH
-from .options import parse
+from ..commands import BENCH
+from ..options import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ def main(argv: Sequence[str]) -> int:
     """Measure; 0 when everything could be measured."""
     options, words = parse(BENCH, argv)
     if "help" in options:
-        from .help import help_of
+        from ..help import help_of
 
         sys.stdout.write(help_of(BENCH))
         return 0
     _check(words)
     import json
 
-    from ..bench import main as bench
-    from ..bench import report
-    from ..bench.settings import Settings
+    from ...bench import main as bench
+    from ...bench import report
+    from ...bench.settings import Settings
 
     settings = Settings(peers="peers" in options, quick="quick" in options, full="full" in options)
     asked = [*words, *(name for name in bench.ONLY_IF_ASKED if name in options)]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(words: Sequence[str]) -> None:
-    from ..errors import InvalidRequest
+    from ...errors import InvalidRequest
 
     for word in words:
         if word not in BENCH.words.split():

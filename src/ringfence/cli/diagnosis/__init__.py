@@ -1,0 +1,1 @@
+"""Commands that tell what this machine can do: `doctor`, `doctor --attack`, `bench`."""
