@@ -168,3 +168,4 @@ def test_the_end_of_a_sandbox_breaks_the_stream_of_a_cell(client: Client) -> Non
 
     with pytest.raises(httpx.RemoteProtocolError):
         follow()
+    assert 502 == box.call("GET", "/health").status_code, "the SDKs ask at once"

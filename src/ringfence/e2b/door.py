@@ -227,7 +227,8 @@ class _Passing:
             return self._signed()
         manager = self._service.manager
         live = manager.index.find(self._sandbox)
-        if live is None or self._port > _MOST_PORT:
+        is_over = live is None or live.state == SessionState.TERMINATED  # which takes a moment
+        if live is None or is_over or self._port > _MOST_PORT:
             raise not_running(self._sandbox)
         if live.state == SessionState.SUSPENDED:
             is_health = self._path == "/health" and self._port == ENVD_PORT
