@@ -6,8 +6,10 @@ import os
 import sys
 from functools import partial
 
+from ...attack.lab import first_host_pid, host_tree
 from ...launcher import wire
 from ...sandbox import Sandbox
+from ...sandbox.live_fork import LiveFork
 from ..rows import VALUE, Row, Target
 from ..turns import OURS, Samples, take_turns
 from .files import timed
@@ -16,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...model.session import Snapshot
     from ...sandbox.marks import Mark
     from ..settings import Settings
 
@@ -69,6 +72,7 @@ def measure(settings: Settings) -> Iterator[Row]:
                 what = f"fork of a context with {_MIB} MiB, to its first reply"
                 samples = take_turns({OURS: fork, _PEER: fork_bare}, rounds)
                 yield _row(what, samples, Target(VALUE, must=8.0, aim=4.0), peer=True)
+                yield _memory(source, mark)
                 what = "rewind of it, to its first reply"
                 target = Target(VALUE, must=5.0, aim=1.9)
                 yield _row(what, take_turns({OURS: rewind}, rounds), target)
@@ -90,9 +94,47 @@ def measure(settings: Settings) -> Iterator[Row]:
             what = "mark of it"
             target = Target(VALUE, must=50.0, aim=10.0)
             yield _row(what, take_turns({OURS: keep}, rounds), target)
+
+            def pause() -> float:
+                live = LiveFork(source)
+
+                def stand_still() -> None:
+                    live.stop("required")
+                    saved.append(source.snapshot())
+                    live.release()
+
+                try:
+                    return timed(stand_still, _nothing)
+                finally:
+                    live.close()
+                    Sandbox.delete_snapshot(saved.pop().id)
+
+            saved: list[Snapshot] = []
+            target = Target(VALUE, must=20.0, aim=5.0)
+            yield _row("pause of it meanwhile", take_turns({OURS: pause}, rounds), target)
         finally:
             ours.close()
             os.waitpid(bare, 0)
+
+
+def _memory(source: Sandbox, mark: Mark) -> Row:
+    """Private memory of a fork that has answered: of its PID 1 and its context."""
+    forks = source.fork(10, at=mark)
+    try:
+        for each in forks:
+            each.run_code("len(state)")
+        pids = (first_host_pid(each) for each in forks)
+        found = sorted(sum(map(_private_kib, host_tree(pid))) for pid in pids)
+        target = Target(VALUE, must=1.0, aim=0.4)
+        ours = found[len(found) // 2] / 1024
+        return Row("forks", "private memory of a fork", "MiB", ours, target=target, samples=10)
+    finally:
+        _end(forks)
+
+
+def _private_kib(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private_"))
 
 
 def _row(what: str, samples: Samples, target: Target, *, peer: bool = False) -> Row:
