@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -336,6 +337,33 @@ def test_kernel_objects_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
 
     assert "0 0 1 0 0" == inside(sandbox, CALLS).text.strip()
     assert "1 1 1 1 1" == control.stdout.strip()
+
+
+ABSTRACT = """
+import errno, socket, sys
+name = "\\0" + sys.argv[1]
+for call in (lambda s: s.connect(name), lambda s: s.bind(name + "-own"), lambda s: s.bind("")):
+    with socket.socket(socket.AF_UNIX) as sock:
+        try: call(sock); print(0)
+        except OSError as exc: print(exc.errno)
+"""
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
+    """Neither connected to, nor a name taken that programs of the host may look for."""
+    name = f"ringfence-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0" + name)
+        server.listen()
+        control = subprocess.run(
+            [PYTHON, "-c", ABSTRACT, name], capture_output=True, text=True, check=True
+        )
+        ran = sandbox.exec([PYTHON, "-c", ABSTRACT, name])
+
+    assert "0\n0\n0\n" == control.stdout
+    refused, taken, chosen = ran.text.split()
+    assert refused in ("1", "13", "111"), ran
+    assert ("13", "0") == (taken, chosen)
 
 
 def test_what_is_missing_is_reported(sandbox: Sandbox) -> None:

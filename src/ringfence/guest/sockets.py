@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         v4: bytes  # its own address, for sockets of IPv4
         v6: bytes  # for those of IPv6, an IPv4 address as well: ::1 is the whole host's
         unix: list[str]  # directories whose Unix sockets can be reached by path
+        is_scoped: bool  # Landlock keeps the agent itself from abstract sockets of the host
         way: Way | None
 
 
@@ -201,9 +202,12 @@ class Sockets(connects.Connects):
 
     def _bind_path(self, asked: seccomp.Notification, fd: int, address: bytes) -> int:
         """Landlock judges the path: the agent itself may make sockets in the sandbox's directories only."""
-        path = address[2:].partition(b"\0")[0] if len(address) > 2 else b""
-        if not path:  # abstract, or the kernel's choice
+        if len(address) == 2:  # a name of the kernel's choice
             return on_behalf.bind(fd, address, self._key)
+        if (
+            address[2] == 0
+        ):  # an abstract name of the host, whose programs may look for a server there
+            return errno.EACCES
         umask = int(looking.field_of(f"/proc/{asked.pid}/status", b"\nUmask:"), 8)
         where = os.open(f"/proc/{asked.pid}/cwd", os.O_PATH | os.O_CLOEXEC)
         before = os.umask(umask)
@@ -231,6 +235,8 @@ class Sockets(connects.Connects):
             domain = sock.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
             if family not in (_INET, _INET6, _UNIX) or (family == _UNIX) != (domain == _UNIX):
                 return errno.EAFNOSUPPORT if domain != _UNIX else errno.EINVAL
+            if family == _UNIX and not (connects.has_path(address) or self.network["is_scoped"]):
+                return errno.ECONNREFUSED
             if family == _UNIX and connects.has_path(address):
                 place = self._open(asked.pid, address[2:].partition(b"\0")[0])
                 address = connects.UNIX + b"/proc/self/fd/%d\0" % place

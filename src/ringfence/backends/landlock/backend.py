@@ -18,7 +18,7 @@ from ...model.capabilities import NAMESPACES
 from ...model.net.network import NetworkPolicy
 from ...model.session import ResolvedMount
 from ...model.spec import OS_HARDENED
-from ...policy.landlock import SCOPE_SIGNAL
+from ...policy.landlock import SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL
 from ..command import limits
 from ..command.backend import LEAST_MEMORY, CommandBackend
 from ..command.launchers import Launcher
@@ -170,7 +170,10 @@ class LandlockBackend(CommandBackend):
                 scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
             ),
             "judged": None if slot else {"calls": filters.judged_calls(), "roots": roots},
-            "network": loopback.network(made.writable if has_sockets else []),
+            "network": loopback.network(
+                made.writable if has_sockets else [],
+                is_scoped=bool(handled[2] & SCOPE_ABSTRACT_UNIX_SOCKET),
+            ),
             "shared": {"calls": filters.shared_calls(), "place": made.mapped(SHARED_MEMORY)},
             "scheduling": filters.scheduling_calls(),
             "tag_base": _new_base(),

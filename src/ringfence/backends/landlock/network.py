@@ -54,14 +54,22 @@ class Loopback:
         self.close()
         raise ResourceExhausted("no free loopback address was found for the sandbox")
 
-    def network(self, unix: list[str]) -> Network:
+    def network(self, unix: list[str], *, is_scoped: bool) -> Network:
         """Return what the agent is told: no way out as yet.
 
         Args:
             unix: Directories whose Unix sockets programs may connect to by path.
+            is_scoped: Landlock keeps the agent itself from abstract sockets of the host.
         """
         calls = filters.socket_calls()
-        return {"calls": calls, "v4": self.v4, "v6": self.v6, "unix": unix, "way": None}
+        return {
+            "calls": calls,
+            "v4": self.v4,
+            "v6": self.v6,
+            "unix": unix,
+            "is_scoped": is_scoped,
+            "way": None,
+        }
 
     def close(self) -> None:
         """Give the addresses back."""
