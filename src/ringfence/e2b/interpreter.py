@@ -116,7 +116,7 @@ async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
     asked = ExecRequest(argv, cwd=cwd, env=environment(call), stream_stdin=True)
     wanted = call.service.permissions.judge(call.caller, asked)
     run: Run = await call.call(call.shared.execs.start, call.inside, wanted)
-    await begin(run, sending_of(call.service))
+    await begin(call.service, run)
     if language == PYTHON:
         code = f"exec(compile({_DISPLAYS!r}, '<e2b displays>', 'exec'), {{}})"
         await sending_of(call.service).send(run, _hidden(run, code))

@@ -119,7 +119,7 @@ async def _begin(
     )
     wanted = service.permissions.judge(caller, command)
     run = await service.thread_pools.call(execs.start, live, wanted, key=live.sandbox_id)
-    await begin(run, sending_of(service))
+    await begin(service, run)
     return run
 
 

@@ -117,7 +117,7 @@ async def _hold(
     for run in execs.running_of(live.sandbox_id):
         if language_of(run.view().argv):
             await held.enter_async_context(sending_of(service).hold(run))
-            if not await is_idle(run):
+            if not await is_idle(service, run):
                 return run.id
     return ""
 

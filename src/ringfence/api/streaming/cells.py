@@ -27,7 +27,7 @@ from ..thread_pools import BODIES
 from .runs import Bell, Watching
 
 _PIECE = 64 << 10
-_INLINE = 8 << 10  # bytes that cost less here than a thread
+_INLINE, _INLINE_S = 8 << 10, 0.001  # bytes that cost less here than a thread: about so much
 _SEND_S, _IDLE_S = 30.0, 2.0
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -71,7 +71,7 @@ def sending_of(service: Service) -> Sending:
     return found
 
 
-async def begin(run: Run, sending: Sending) -> None:
+async def begin(service: Service, run: Run) -> None:
     """Send the kernel, and wait until it is ready.
 
     Raises:
@@ -79,8 +79,8 @@ async def begin(run: Run, sending: Sending) -> None:
     """
     try:
         with Bell(run) as bell, SpoolReader(run.spool.tracks[OUT], 0) as spool:
-            await sending.send(run, kernel_of(language_of(run.view().argv)))
-            if await _says_hello(run, bell, spool, Reader(), START_S):
+            await sending_of(service).send(run, kernel_of(language_of(run.view().argv)))
+            if await _says_hello(service, run, bell, spool, Reader(), START_S):
                 return
         said = run.spool.tracks[ERR].ends(500)[0].decode("utf-8", "replace").strip()
         raise ExecError(f"the context did not start: {said or 'its interpreter does not answer'}")
@@ -93,29 +93,33 @@ async def begin(run: Run, sending: Sending) -> None:
 
 
 async def _says_hello(
-    run: Run, bell: Bell, spool: SpoolReader, reader: Reader, most_s: float
+    service: Service, run: Run, bell: Bell, spool: SpoolReader, reader: Reader, most_s: float
 ) -> bool:
     until = time.monotonic() + most_s
     while time.monotonic() < until:
         bell.clear()
         is_over = run.done.done()
-        while piece := spool.next(_PIECE):
+        # A program of the sandbox may send frames without end.
+        await service.share.take(_INLINE_S)
+        if piece := spool.next(_INLINE):
             if any(kind == "hello" for kind, *_ in reader.feed(piece.data)):
                 return True
-        if is_over:
+        elif is_over:
             break
-        await bell.wait(until - time.monotonic())
+        else:
+            await bell.wait(until - time.monotonic())
     return False
 
 
-async def is_idle(run: Run) -> bool:
+async def is_idle(service: Service, run: Run) -> bool:
     """Ask a kernel whether it runs a cell: then it does not answer at once. Precondition: `Sending.hold`."""
     track = run.spool.tracks[OUT]
     try:
         async with asyncio.timeout(_IDLE_S):
             with Bell(run) as bell, SpoolReader(track, track.total) as spool:
                 await append(run, request("ping"))
-                return await _says_hello(run, bell, spool, Reader(in_the_middle=True), _IDLE_S)
+                reader = Reader(in_the_middle=True)
+                return await _says_hello(service, run, bell, spool, reader, _IDLE_S)
     except (TimeoutError, BrokenFrameError, RingfenceError):
         return False
 
