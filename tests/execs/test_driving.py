@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,20 @@ def test_more_than_an_eighth_wakes_it_once(
     assert not retention._wake.is_set()
     retention.came(1)
     assert retention._wake.is_set()
+
+
+def test_execs_that_ended_at_once_are_each_looked_at_once(
+    execs: Execs, live: Live, manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page by page, in the order of their ids: which of them goes first is not left to chance."""
+    monkeypatch.setattr(module_retention, "_BATCH", 2)
+    made = [run(execs, live, "true").id for _ in range(5)]
+    for each in made:
+        record = manager.store.execs.get(each)
+        assert record is not None
+        manager.store.execs.put(replace(record, ended_at=1.0))
+
+    assert sorted(made) == [found for found, _sandbox, _end in execs._retention._oldest()]
 
 
 def test_so_much_is_kept_as_the_reference_says(execs: Execs) -> None:
