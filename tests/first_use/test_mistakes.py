@@ -326,6 +326,11 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("no await", lambda: asyncio.run(R.AsyncSandbox.create(imgae="x")), "imgae", "image"),
     ("snapshot", lambda: R.Sandbox.restore("nope"), "'nope'", "Sandbox.snapshots()"),
 ]
+def mount_twice(box: Any) -> object:
+    box.mount(R.Mount("/mnt/twice"))
+    return box.mount(R.Mount("/mnt/twice"))
+
+
 INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("exec text", lambda box: box.exec("echo hi"), "str", "shell(SCRIPT)"),
     ("exec words", lambda box: box.exec("ls", "-l"), "several arguments", '["ls", "-l"]'),
@@ -371,6 +376,7 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("upload", lambda box: box.files.upload("nope", "/tmp/x"), "nope", "host"),
     ("expose", lambda box: box.expose("8000"), "'8000'", "as 8000"),
     ("mount", lambda box: box.mount("./nope:/w"), "/nope", "must exist"),
+    ("mount twice", mount_twice, "read-only mount", "choose a target"),
 ]
 CLOSED: list[tuple[str, Callable[[Any], object]]] = [
     ("exec", lambda box: box.exec(["true"])),

@@ -125,6 +125,10 @@ def _send(
     except Refused as exc:
         if exc.errno == 17:
             raise FileExists(f"{link}: the path already exists", path=link) from exc
+        if exc.errno == 30:
+            what = f"{link or target}: lies in a read-only mount, or is one"
+            hint = "choose a target that no read-only mount covers"
+            raise InvalidRequest(what, field="mount", hint=hint) from exc
         hint = hint_of_source(exc, tree["source"] if tree else "")
         raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount", hint=hint) from exc
 

@@ -49,9 +49,16 @@ class Writer:
 
     def add(self, member: TarInfo, fd: int = -1) -> None:
         """Write a member; its content is read from `fd`: always `size` bytes, cut or filled with zeros."""
-        self._put(_header(member))
+        head = _header(member)
         left = member.size if fd >= 0 else 0
         padding = -left % _BLOCK
+        if 0 < left <= _PIECE:
+            data = os.read(fd, left)
+            if len(data) == left:  # as of nearly every file: all of it is one piece
+                self._put(head + data + _ZEROS[:padding])
+                return
+            head, left = head + data, left - len(data)
+        self._put(head)
         while left > 0:
             data = os.read(fd, min(left, _BUFFER)) or _ZEROS[: min(left, _PIECE)]
             left -= len(data)

@@ -79,8 +79,9 @@ class Packer:
     def add(self, path: str, name: str) -> None:
         """Add what is at `path`, and all below it."""
         if self._add_one(path, name):
+            below = os.path.join(path, "")
             for entry in self._enter(path):
-                self.add(os.path.join(path, entry), f"{name}/{entry}")
+                self.add(below + entry, f"{name}/{entry}")
             self._leave()
 
     def _add_one(self, path: str, name: str) -> bool:
@@ -110,7 +111,7 @@ class Packer:
 
     def _at(self, path: str) -> str:
         """Return the name relative to the directory that this process is in."""
-        return path if self._place is None else os.path.basename(path)
+        return path if self._place is None else path[path.rfind("/") + 1 :]
 
     def _open(self, path: str, flags: int) -> int:
         flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
