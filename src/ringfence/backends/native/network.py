@@ -1,4 +1,4 @@
-"""Network of a native sandbox: changes from outside, connections to its servers, its names of hosts."""
+"""How a native sandbox's network is changed from outside, and how its servers are reached."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import time
 from ...errors import ConnectError
 from ...model.base import checks
 from ..local.agents.streams import reset_on_close
-from ..local.mounts import template
 from ..local.network import SandboxNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import Any
 
     from ...launcher.plan import NetworkPlan
     from .live import LiveSandbox
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 _CHANGE_S = 30.0
 _DIAL_S = 10.0
 _NAMESPACE = "/proc/self/ns/net"
-_MOST_BYTES = 256 << 10  # of /etc/hosts: lists that block advertising have megabytes
-_KEYWORDS = ("nameserver", "search", "domain", "options", "sortlist")  # resolv.conf(5)
 
 
 class NativeNetwork(SandboxNetwork):
@@ -110,33 +106,3 @@ class NativeNetwork(SandboxNetwork):
             raise
         finally:
             client.close()
-
-
-def as_the_host() -> list[tuple[Any, ...]]:
-    """Return steps that give a root of the template the host's name servers, and its names of hosts.
-
-    A sandbox that shares the host's network resolves names as the host does.
-
-    Read anew for each sandbox: a laptop's name servers change with its network. A name server on
-    loopback, such as systemd-resolved's, is reached as it is: the loopback is the host's. Without
-    any, resolv.conf(5) has programs ask 127.0.0.1. A list of hosts beyond 256 KiB is left out.
-    """
-    servers = [line for line in _lines("/etc/resolv.conf") if line.split()[0] in _KEYWORDS]
-    hosts = [*template.HOSTS.splitlines(), *_lines("/etc/hosts")]
-    return [
-        ("rewrite", f"/etc/{name}", "".join(f"{line}\n" for line in lines).encode())
-        for name, lines in (("resolv.conf", servers), ("hosts", hosts))
-    ]
-
-
-def _lines(path: str) -> list[str]:
-    """Read a file's lines without comments; none where it is missing or too large."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            if os.fstat(file.fileno()).st_size > _MOST_BYTES:
-                return []
-            text = file.read()
-    except OSError:
-        return []
-    said = (line.partition("#")[0].partition(";")[0].strip() for line in text.splitlines())
-    return [line for line in said if line]

@@ -93,9 +93,7 @@ def make_plan(draft: Draft, host: Host) -> Plan:
         draft.steps += [] if draft.base else template.for_accounts()
     isolated = not spec.network.is_unrestricted
     if not isolated:
-        from .network import as_the_host
-
-        draft.steps += as_the_host()
+        draft.steps += template.as_the_host()
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
