@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+from ..api.access.caller import USER
 from ..api.service import Service
 from ..errors import (
     LifecycleError,
@@ -231,7 +232,7 @@ class Gateway:
             names: What the request is known by: asked for again, it goes to the same node.
             near: An id whose node alone will do.
         """
-        caller: Caller = scope["state"]["caller"]
+        caller: Caller = self._nodes.bounded(scope["state"]["caller"])
         names = [each for each in names if each]
         lock_of = names[0] if names else ""
         if caller.max_sandboxes is not None:
@@ -239,7 +240,7 @@ class Gateway:
         lock = _Turn(self._locks, lock_of)
         async with lock:
             has = await self._counts(caller, scope)
-            await self._try(scope, receive, send, body, need, names, near, has)
+            await self._try(scope, receive, send, body, need, names, near, has, caller)
 
     async def _try(
         self,
@@ -251,8 +252,8 @@ class Gateway:
         names: list[str],
         near: str,
         has: dict[str, int],
+        caller: Caller,
     ) -> None:
-        caller: Caller = scope["state"]["caller"]
         tried: set[str] = set()
         refused: tuple[int, Any, bytes] | None = None
         until = time.monotonic() + _WAIT_S
@@ -301,7 +302,9 @@ class Gateway:
         """Count a bounded client's sandboxes on each node: a node knows only its own."""
         if caller.max_sandboxes is None:
             return {}
-        forms = await self._scatter.ask_each(scope, "GET", b"/v1/stats")
+        # An admin's counts are of everybody.
+        state = {**scope["state"], "caller": replace(caller, scope=USER, sandbox="")}
+        forms = await self._scatter.ask_each({"state": state}, "GET", b"/v1/stats")
         return {tag: form["active_sandboxes"] for tag, form in forms.items()}
 
     # -- bindings -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import random
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ..errors import RingfenceError, SandboxLost, ServerUnreachable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
+    from ..api.access.caller import Caller
     from .directory import Directory, KeyRing
     from .placement import Need
 
@@ -106,6 +107,8 @@ class Nodes:
         self._random = random.Random()
         self._looked_at = 0.0
         self._troubles: dict[str, str] = {}
+        manager = directory.config().get("manager", {})
+        self._most_of_client: int | None = manager.get("max_of_client")
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -209,6 +212,11 @@ class Nodes:
         if found := self.ready() or self.all():
             return self._random.choice(found)
         raise self._none()
+
+    def bounded(self, caller: Caller) -> Caller:
+        """The caller with the lower of its key's bound of sandboxes and that of every client."""
+        bounds = [each for each in (caller.max_sandboxes, self._most_of_client) if each is not None]
+        return replace(caller, max_sandboxes=min(bounds, default=None))
 
     def troubles(self) -> str:
         """Say which nodes' daemons do not start, and why; empty where all do."""

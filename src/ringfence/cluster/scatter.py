@@ -156,7 +156,7 @@ class Scatter:
                 if known is None or (each["available"] and not known["available"]):
                     backends[each["backend"]] = each
         most = sum(form["max_sandboxes"] for form in forms)
-        if (own := scope["state"]["caller"].max_sandboxes) is not None:
+        if (own := self._nodes.bounded(scope["state"]["caller"]).max_sandboxes) is not None:
             most = min(most, own)
         return json_answer({**forms[0], "max_sandboxes": most, "backends": [*backends.values()]})
 
