@@ -192,3 +192,4 @@ def test_a_template_is_the_operators_word(start_daemon: StartDaemon, tmp_path: P
             "true", headers={"authorization": "Basic " + base64.b64encode(b"nobody2:").decode()}
         )
         assert "unauthenticated" == last["error"]["code"]
+        http.delete(f"/sandboxes/{box.id}", headers={"X-API-Key": key})
