@@ -31,6 +31,7 @@ EXAMPLES = {
     "mcp": "mcp_client",
     "openai-agents": "openai_agent",
     "pydantic-ai": "pydantic_ai_agent",
+    "ray": "ray_rollout",
     "smolagents": "smolagents_agent",
 }
 TESTING = """
@@ -75,7 +76,6 @@ COMMANDS = {
     "harbor": HARBOR,
     "images": "ringfence image pull $REGISTRY/alpine:3.20"
     " && ringfence run --image $REGISTRY/alpine:3.20 -- /bin/echo hello",
-    "ray": "python -c 'import ringfence.ray'",
     "server": SERVER,
     "testing": "pytest -q test_mine.py -k test_failure_is_a_result",
 }

@@ -326,8 +326,8 @@ BENCH = Command(
         ),
         HELP,
     ),
-    words="create exec run throughput parked files images snapshots forks live egress adapters server "
-    "cluster backends floods",
+    words="create exec run throughput parked files images snapshots forks live egress adapters "
+    "placement ray server cluster backends floods",
     details="""\
 Default MEASURE: all except server, cluster, backends and floods.
 
@@ -344,6 +344,8 @@ Measures:
   live        live sandboxes at once: 1,000, with --full 5,000
   egress      cost and throughput of a network policy, compared with the host's network
   adapters    import time of each adapter beyond its framework
+  placement   a decision of placement over 1,000 nodes
+  ray         sandboxes in a Ray program, compared with an empty actor and with the library
   server      latency, memory, streams and restart of the server
   cluster     overhead and throughput of a gateway over two Ray nodes on this machine
   backends    gVisor, Docker and microVMs, compared with runsc, docker exec and a plain boot
