@@ -15,7 +15,11 @@ CANNOT_BE_SAID = [
         "bytes are more than|exceed the limit|is longer than|has a part longer",
         "sizes in bytes",
     ),
-    (".*", r"has a '\.\.' segment|root of the session|path below the mount|read-only mount", "paths"),
+    (
+        ".*",
+        r"has a '\.\.' segment|root of the session|path below the mount|read-only mount",
+        "paths",
+    ),
     (
         r".*(target|deny\[\d+\])",
         "cannot be covered|holds the sandbox's|would hide|lies in",

@@ -326,6 +326,8 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("no await", lambda: asyncio.run(R.AsyncSandbox.create(imgae="x")), "imgae", "image"),
     ("snapshot", lambda: R.Sandbox.restore("nope"), "'nope'", "Sandbox.snapshots()"),
 ]
+
+
 def mount_twice(box: Any) -> object:
     box.mount(R.Mount("/mnt/twice"))
     return box.mount(R.Mount("/mnt/twice"))

@@ -19,7 +19,7 @@ from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.filters import judged_calls
 from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.backends.local.host.facts import host
-from ringfence.guest.landlocked import members
+from ringfence.guest.without_namespaces.landlocked import members
 from ringfence.model.execs.exec import ExecResult
 from tests.features import require
 from tests.native.test_without_namespaces import run_refused

@@ -15,7 +15,7 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.backends.landlock.sandbox import LandlockSandbox
-from ringfence.guest.landlocked import members
+from ringfence.guest.without_namespaces.landlocked import members
 from ringfence.policy.seccomp import MACHINES
 from tests.features import require
 

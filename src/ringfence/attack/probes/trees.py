@@ -218,7 +218,7 @@ def tick(path: str) -> None:
 def census() -> None:
     """Print every process but PID 1, this one, and the agent that started it: under Codex it is not PID 1.
 
-    Without a PID namespace, those with a tag of this sandbox: see `guest.landlocked`.
+    Without a PID namespace, those with a tag of this sandbox: see `guest.without_namespaces.landlocked`.
     """
     own = _tag("self")
     for name in os.listdir("/proc"):

@@ -11,7 +11,7 @@ from ...errors import (
     IsolationError,
     SandboxLost,
 )
-from ...guest import landlocked
+from ...guest.without_namespaces import landlocked
 from ...launcher import wire
 from ...launcher.cgroups import remove
 from ...model.capabilities import NAMESPACES
@@ -195,7 +195,7 @@ class LandlockBackend(CommandBackend):
             process = limits.start(
                 group,
                 spec,
-                agent_code.argv(made.agent, "landlocked"),
+                agent_code.argv(made.agent, "without_namespaces.landlocked"),
                 stdin=theirs.fileno(),
                 stderr=errors,
                 env={"PATH": "/usr/bin:/bin"},

@@ -113,7 +113,7 @@ def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
         owns_files_outside: The user of the sandbox has files on the host.
     """
     rules = [
-        # Also netlink: the network is the host's. The agent makes TCP sockets (`guest.sockets`).
+        # Also netlink: the network is the host's. The agent makes TCP sockets: `guest.without_namespaces`.
         Rule(("socket",), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX, *_AF_INET),)),
         Rule(("socketpair",), "EAFNOSUPPORT", (_is_not(0, _AF_UNIX),)),
         # The address of a datagram is in memory (sendmsg), where no filter sees it.

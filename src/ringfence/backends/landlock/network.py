@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...guest.sockets import Network, Way
+    from ...guest.without_namespaces.sockets import Network, Way
     from ...model.net.network import NetworkPolicy
     from ...policy.redirects import Redirect
     from ..local.agents.guest import GuestSandbox

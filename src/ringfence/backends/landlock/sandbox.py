@@ -7,7 +7,7 @@ import socket
 import time
 
 from ...errors import InvalidRequest
-from ...guest.landlocked import kill_members
+from ...guest.without_namespaces.landlocked import kill_members
 from ...policy.trust import DIRECTORY
 from ..command.sandbox import CommandSandbox
 from ..local.agents.fileinfo import absolute
@@ -44,7 +44,7 @@ class LandlockSandbox(CommandSandbox):
     """See `BackendSandbox`. Its first process is the guardian, with which everything ends.
 
     Args:
-        tag_base: All its processes have a tag of `guest.landlocked.TAGS` below this.
+        tag_base: All its processes have a tag of `guest.without_namespaces.landlocked.TAGS` below this.
     """
 
     place: Place  # type: ignore[assignment]

@@ -6,7 +6,6 @@ import os
 import sys
 from functools import partial
 
-from ...attack.lab import first_host_pid, host_tree
 from ...launcher import wire
 from ...sandbox import Sandbox
 from ...sandbox.live_fork import LiveFork
@@ -17,6 +16,7 @@ from .files import timed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
     from ...model.session import Snapshot
     from ...sandbox.marks import Mark
@@ -123,13 +123,19 @@ def _memory(source: Sandbox, mark: Mark) -> Row:
     try:
         for each in forks:
             each.run_code("len(state)")
-        pids = (first_host_pid(each) for each in forks)
-        found = sorted(sum(map(_private_kib, host_tree(pid))) for pid in pids)
+        found = sorted(sum(map(_private_kib, _processes_of(each))) for each in forks)
         target = Target(VALUE, must=1.0, aim=0.4)
         ours = found[len(found) // 2] / 1024
         return Row("forks", "private memory of a fork", "MiB", ours, target=target, samples=10)
     finally:
         _end(forks)
+
+
+def _processes_of(sandbox: Any) -> list[int]:
+    """PID 1 and its children, as the host numbers them."""
+    first = sandbox._inner.pid
+    with open(f"/proc/{first}/task/{first}/children", encoding="ascii") as file:
+        return [first, *map(int, file.read().split())]
 
 
 def _private_kib(pid: int) -> int:

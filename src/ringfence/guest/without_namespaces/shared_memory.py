@@ -11,9 +11,9 @@ import errno
 import os
 import stat
 
-from ..launcher.pid1 import connects
-from ..linux import on_behalf, seccomp
-from .looking import NO_DIRECTORY, field_of
+from ...launcher.pid1 import connects
+from ...linux import on_behalf, seccomp
+from ..looking import NO_DIRECTORY, field_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import errno
 import fcntl
 import os
 
-from ..launcher import wire
-from ..launcher.pid1 import connects
-from ..linux import on_behalf, seccomp
-from . import looking
+from ...launcher import wire
+from ...launcher.pid1 import connects
+from ...linux import on_behalf, seccomp
+from .. import looking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

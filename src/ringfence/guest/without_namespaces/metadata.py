@@ -12,9 +12,9 @@ import errno
 import os
 import re
 
-from ..launcher.pid1 import connects
-from ..linux import on_behalf, seccomp
-from . import looking
+from ...launcher.pid1 import connects
+from ...linux import on_behalf, seccomp
+from .. import looking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

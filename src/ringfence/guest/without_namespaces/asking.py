@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from ..launcher.pid1 import connects, notifications
-from ..linux import seccomp
+from ...launcher.pid1 import connects, notifications
+from ...linux import seccomp
 from .shared_memory import ASKED
 
 TYPE_CHECKING = False

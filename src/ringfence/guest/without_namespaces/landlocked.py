@@ -15,23 +15,24 @@ import os
 import select
 import time
 
-from ..launcher import lockdown, wire
-from ..launcher.pid1 import processes, terminals
-from ..linux import landlock, libc, privileges, seccomp
-from . import asking, metadata, users
-from .agent import Agent
+from ...launcher import lockdown, wire
+from ...launcher.pid1 import processes, terminals
+from ...linux import landlock, libc, privileges, seccomp
+from .. import users
+from ..agent import Agent
+from ..tags import Tags, tag_of
+from ..watchdog import Watchdog
+from . import asking, metadata
 from .shared_memory import SharedMemory
 from .sockets import Sockets
-from .tags import Tags, tag_of
-from .watchdog import Watchdog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from ..settings import Settings
     from .metadata import Judged
-    from .settings import Settings
     from .shared_memory import Shared
     from .sockets import Network, Way
 
