@@ -291,6 +291,14 @@ DOCTOR = Command(
         ),
         Option("attack", "", "run the bundled escape probes in a sandbox on this host"),
         Option("backend", "NAME", "with --attack: backend to attack; default: native"),
+        Option(
+            "fix",
+            "",
+            "let ordinary users make sandboxes on this host: AppArmor profile, sysctls and"
+            " delegation of cgroups, where needed; shows the changes first; needs root",
+        ),
+        Option("undo", "", "take back what --fix changed; needs root"),
+        Option("yes", "", "with --fix and --undo: do not ask"),
         HELP,
     ),
     details="Exit code: 0 if a backend other than landlock works (with --attack: if no probe"
@@ -300,6 +308,7 @@ DOCTOR = Command(
         ("list every protection", "ringfence doctor --verbose"),
         ("print JSON", "ringfence doctor --json > host.json"),
         ("try to escape", "ringfence doctor --attack"),
+        ("let ordinary users in", "sudo ringfence doctor --fix"),
     ),
 )
 

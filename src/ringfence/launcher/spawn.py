@@ -8,6 +8,7 @@ from __future__ import annotations
 import _signal as signal
 import _socket as socket
 import os
+import stat
 import sys
 
 ZYGOTE = (
@@ -19,6 +20,12 @@ FD_STORE = ZYGOTE.replace("zygote", "fd_store")
 LEAST_FILES = 128
 """Descriptors without which a process that creates sandboxes would fail somewhere in the middle."""
 _CONTROL_FD = 3  # zygote.CONTROL_FD, jailer.CONTROL_FD; importing that would import all of it
+
+
+COPY = "/usr/local/lib/ringfence/python"
+"""The copy of Python that `ringfence doctor --fix` makes: AppArmor knows programs by their path, and only
+Ringfence runs this one.
+"""
 
 
 class Started:
@@ -40,8 +47,8 @@ def spawn(code: str = ZYGOTE, *arguments: str, outlives: bool = False) -> Starte
     kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    # The base interpreter, isolated: no site-packages, no environment, no current directory.
-    python = getattr(sys, "_base_executable", sys.executable) or sys.executable
+    # Isolated: no site-packages, no environment, no current directory.
+    python = interpreter()
     # A duplicate onto itself would keep close-on-exec: make sure that 3 is not the source.
     if theirs.fileno() == _CONTROL_FD:
         moved = socket.socket(fileno=os.dup(_CONTROL_FD))
@@ -74,3 +81,26 @@ def spawn(code: str = ZYGOTE, *arguments: str, outlives: bool = False) -> Starte
         theirs.close()
         os.close(null)
     return Started(pid, ours)
+
+
+def interpreter() -> str:
+    """Return the base interpreter, or its copy where root has made one that nobody else can change."""
+    base = getattr(sys, "_base_executable", sys.executable) or sys.executable
+    try:
+        copy, directory = os.lstat(COPY), os.lstat(os.path.dirname(COPY))
+    except OSError:
+        return base
+    is_roots = stat.S_ISREG(copy.st_mode) and all(
+        found.st_uid == 0 and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        for found in (copy, directory)
+    )
+    return COPY if is_roots and is_copy(copy, base) else base
+
+
+def is_copy(copy: os.stat_result, base: str) -> bool:
+    """Tell whether a file is a copy of an interpreter as it is now: an upgrade changes size or time."""
+    try:
+        found = os.stat(base)
+    except OSError:
+        return False
+    return (copy.st_size, copy.st_mtime_ns) == (found.st_size, found.st_mtime_ns)

@@ -39,6 +39,21 @@ def main(argv: Sequence[str]) -> int:
         from .attack import main as attack
 
         return attack(as_json="json" in given, backend=given.get("backend"))
+    if "fix" in given or "undo" in given:
+        if others := sorted(
+            {*given} - {"fix", "yes"} if "fix" in given else {*given} - {"undo", "yes"}
+        ):
+            option = "fix" if "fix" in given else "undo"
+            raise InvalidRequest(
+                f"--{option} and --{others[0]} do not go together",
+                field=option,
+                hint="give one of them",
+            )
+        from .fix import main as fix
+
+        return fix(undo="undo" in given, yes="yes" in given)
+    if "yes" in given:
+        raise InvalidRequest("--yes needs --fix or --undo", field="yes", hint="add one of them")
     if "backend" in given:
         raise InvalidRequest("--backend needs --attack", field="backend", hint="add --attack")
     reports = _reports()

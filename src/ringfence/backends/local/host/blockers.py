@@ -60,7 +60,7 @@ def _apparmor(_text: str) -> Blocker | None:
     return Blocker(
         "user_namespaces",
         "kernel.apparmor_restrict_unprivileged_userns is 1: a user namespace gets no rights",
-        "give this Python an AppArmor profile with `userns,`, or "
+        "sudo ringfence doctor --fix gives Ringfence an AppArmor profile with `userns,`; or "
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     )
 
