@@ -20,13 +20,13 @@ def draw():
     plt.plot([1, 2])
 try: from pandas import DataFrame
 except ImportError: DataFrame = Table
-with zipfile.ZipFile('/tmp/tenth-1-py3-none-any.whl', 'w') as wheel:
+with zipfile.ZipFile('tenth-1-py3-none-any.whl', 'w') as wheel:
     wheel.writestr('tenth.py', 'value = 10')
     wheel.writestr('tenth-1.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: tenth\\nVersion: 1\\n')
     wheel.writestr('tenth-1.dist-info/WHEEL', 'Wheel-Version: 1.0\\nTag: py3-none-any\\n')
     wheel.writestr('tenth-1.dist-info/RECORD', '')
 """
-PIP = "%pip install -q --no-index --no-warn-script-location /tmp/tenth-1-py3-none-any.whl"
+PIP = "%pip install -q --no-index --no-warn-script-location ./tenth-1-py3-none-any.whl"
 
 
 def check_ten_cells(context: Any) -> None:

@@ -106,7 +106,7 @@ def test_a_step_that_fails_keeps_what_came_before(image: str, store: ImageStore)
     heard: list[bytes] = []
     template = Template.from_image(image).run("echo first")
 
-    with pytest.raises(ExecError, match="ended with 3: why"):
+    with pytest.raises(ExecError, match="ended with exit code 3: why"):
         template.run("echo why; exit 3").build("made", on_output=heard.append)
     with pytest.raises(ExecError, match="took too long"):
         template.run("while :; do :; done", timeout_s=0.2).build("made")

@@ -150,6 +150,9 @@ def mounts() -> dict[str, MountedAt]:
         "/proc": MountedAt("/", _READ_ONLY | {"noexec"}, "proc", _PRIVATE),
         "/dev/pts": MountedAt("/", frozenset({"rw", "nosuid", "noexec"}), "devpts", _PRIVATE),
     }
+    # Its name is gone, and its mode is 0444: the daemon alone gives it another content.
+    boot_id = MountedAt("/dev/boot_id//deleted", host_directory("rw"), "tmpfs", _PRIVATE)
+    found["/proc/sys/kernel/random/boot_id"] = boot_id
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         found[f"/dev/{name}"] = MountedAt(f"/{name}", _DEVICE, "devtmpfs", _PRIVATE)
     for name in ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list"):

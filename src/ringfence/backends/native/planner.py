@@ -16,7 +16,7 @@ from ..local.host import identity
 from ..local.host.facts import Host
 from ..local.mounts import sources, template
 from ..local.mounts.denied import deny_paths
-from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
+from ..local.mounts.protect import Protected, hold_template, prepare_mount_point, protect_mount
 from ..local.session import (
     all_mounts,
     must_make,
@@ -136,6 +136,8 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
         protected = protect_mount(mount, draft.spec, draft.trees[index])
         draft.protected.append(protected)
         draft.steps += protected.steps
+    elif held := hold_template(draft.trees[index]["source"]):
+        draft.protected.append(held)
 
 
 def _add_session_mount(draft: Draft, mount: Mount) -> None:

@@ -12,7 +12,7 @@ from ..refusals import hint_of_source
 from ..session import all_mounts, steps_of_own
 from . import sources
 from .denied import deny_paths
-from .protect import Protected, prepare_mount_point, protect_mount
+from .protect import Protected, hold_template, prepare_mount_point, protect_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Mounting:
         self.mounts.append(ResolvedMount(mount.target, mount.access, tree["source"]))
         if mount.is_writable:
             self._hold(protect_mount(mount, self._spec, tree))
+        elif held := hold_template(tree["source"]):
+            self._hold(held)
 
     def _hold(self, protected: Protected) -> None:
         self.protected.append(protected)

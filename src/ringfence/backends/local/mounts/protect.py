@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ....errors import InvalidRequest
 from ....launcher import placeholders
@@ -62,6 +63,9 @@ class _Below:
         for fd in self._opened.values():
             os.close(fd)
         self._opened.clear()
+
+
+_DIGEST_LETTERS = 64  # of SHA-256
 
 
 class Protected:
@@ -119,6 +123,27 @@ def protect_mount(mount: Mount, spec: SandboxSpec, tree: Tree) -> Protected:
         return Protected()
     paths = wanted(mount, spec, tree["source"])
     return _patiently(mount.target, tree["source"], paths, "protect")
+
+
+def hold_template(source: str) -> Protected | None:
+    """Lock the files of a template that are mounted, so that they stay as long as the sandbox does.
+
+    The fd store keeps the lock when a server stops, which sandboxes outlive: see `images.store`.
+
+    Args:
+        source: Directory of the host; None is returned where it is in no template.
+    """
+    store, _, inside = source.partition("/roots/")
+    name = inside.partition("/")[0]
+    if len(name) != _DIGEST_LETTERS or name.strip("0123456789abcdef"):
+        return None
+    held = Protected()
+    with suppress(OSError):  # without the lock, only a removal meanwhile would be noticed
+        # Nothing waits here: a file of that name may be a guest's.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        held.locks.append(os.open(f"{store}/roots/{name}/image", flags))
+        fcntl.flock(held.locks[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
 
 
 def prepare(target: str, source: str, path: str, verb: str) -> Protected:
