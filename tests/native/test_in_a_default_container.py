@@ -15,7 +15,7 @@ import ringfence
 from tests.engine import running_engine
 from tests.features import require
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.root]  # an engine of one's own takes root
 SOURCE = Path(ringfence.__file__).parents[1]
 
 WORK = """
