@@ -25,7 +25,15 @@ pytestmark = [pytest.mark.anyone, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FRAMEWORKS = ("adk-and", "inspect", "langchain", "openai-agents", "pydantic-ai", "smolagents")
+FRAMEWORKS = (
+    "adk-and",
+    "inspect",
+    "langchain",
+    "openai-agents",
+    "pydantic-ai",
+    "ray",
+    "smolagents",
+)
 """Pages whose code needs the framework."""
 
 Found = list[tuple[str, int, str]]
