@@ -18,6 +18,7 @@ from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.guest.without_namespaces.landlocked import members
 from ringfence.policy.seccomp import MACHINES
 from tests.features import require
+from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
@@ -118,9 +119,7 @@ def outside(path: Path) -> Iterator[tuple[int, list[str]]]:
 def test_swapped_addresses_descriptors_and_paths_reach_no_server_of_the_host(
     tmp_path: Path,
 ) -> None:
-    for each in (tmp_path, *tmp_path.parents[:3]):
-        if os.stat(each).st_uid == os.geteuid():
-            os.chmod(each, 0o755)
+    let_others_in(tmp_path)
     path = tmp_path / "s"
     with outside(path) as (port, came), Sandbox.create(backend="landlock") as sandbox:
         with socket.create_connection(("127.0.0.1", port)), socket.socket(socket.AF_UNIX) as sock:

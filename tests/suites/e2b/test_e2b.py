@@ -237,7 +237,7 @@ def test_the_code_interpreter() -> None:
         assert ("21", ["out\n"]) == (execution.text, execution.logs.stdout)
         assert "ZeroDivisionError" == box.run_code("1/0").error.name
         context = box.create_code_context(cwd="/tmp")
-        assert "'/tmp'" == box.run_code("import os; os.getcwd()", context=context).text
+        assert "/tmp" == box.run_code("import os; os.getcwd()", context=context).text
         with pytest.raises(TimeoutException):
             box.run_code("import time; time.sleep(60)", timeout=1)
         assert "20" == box.run_code("x").text
@@ -268,7 +268,7 @@ def test_the_javascript_sdk() -> None:
         "events": ["create", True],
         "pty": True,
         "code": "21",
-        "contexts": 2,
+        "contexts": 3,  # of Python and JavaScript from the start, and its own
         "download": "1",
         "upload": 200,
         "uploaded": "up",

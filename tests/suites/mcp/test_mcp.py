@@ -259,7 +259,8 @@ async def test_the_sandbox_goes_on_as_the_copy_of_the_command_that_won(url: str)
         value = await call(session, "run_code", code="print(kept)")
         await call(session, "reset")
 
-    assert "5" in value["stdout"]
+    # A fork of gVisor has the files alone: the context begins anew.
+    assert ("gvisor" == backend()) is ("5" not in value["stdout"])
     assert ["[exit code 3]", "[exit code 4]"] == none["outputs"]
     assert ("old\n", "won\n", "none\n") == (unchanged, kept, gone)
     assert 1 == found["winner"]
