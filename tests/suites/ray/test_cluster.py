@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from ringfence.client import Client
 from ringfence.errors import SandboxLost, Unauthenticated
@@ -53,6 +54,8 @@ def three(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[li
     subprocess.run([*command, *NAME], check=True)
     for each in added:
         cluster.remove_node(each, allow_graceful=False)
+    # Until Ray has noticed, it places actors of later tests on them.
+    _until(lambda: 1 == sum(each["Alive"] for each in ray.nodes()))
 
 
 @pytest.fixture(scope="module")
