@@ -546,7 +546,7 @@ ON_SERVER: list[tuple[str, str, str]] = [
     ("keys create me --max-sandboxes -1", "-1", "at least 0"),
     ("keys rotate nope", "'nope'", "ringfence keys list"),
     ("keys rm me", "'me'", "ringfence keys list"),
-    ("doctor --fix", "--fix", "doctor --help"),
+    ("doctor --repair", "--repair", "doctor --help"),
     ("doctor --attack --backend nope", "'nope'", "native"),
 ]
 """Commands that a server is asked for, and those that stand beside them in the help."""

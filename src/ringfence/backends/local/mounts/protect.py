@@ -13,7 +13,6 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import suppress
 
 from ....errors import InvalidRequest
 from ....launcher import placeholders
@@ -138,11 +137,13 @@ def hold_template(source: str) -> Protected | None:
     if len(name) != _DIGEST_LETTERS or name.strip("0123456789abcdef"):
         return None
     held = Protected()
-    with suppress(OSError):  # without the lock, only a removal meanwhile would be noticed
+    try:
         # Nothing waits here: a file of that name may be a guest's.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         held.locks.append(os.open(f"{store}/roots/{name}/image", flags))
         fcntl.flock(held.locks[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass  # without the lock, only a removal meanwhile would be noticed
     return held
 
 
