@@ -12,7 +12,7 @@ from tests.cli.command import PATIENCE_S, environment
 # Each takes from half a millisecond to more than Python's own start.
 HEAVY = {
     "argparse", "asyncio", "collections", "contextlib", "ctypes", "dataclasses", "enum",
-    "functools", "inspect", "json", "logging", "pathlib", "re", "shutil", "signal", "socket",
+    "functools", "hashlib", "inspect", "json", "logging", "pathlib", "re", "shutil", "signal", "socket",
     "subprocess", "tempfile", "termios", "threading", "typing",
 }  # fmt: skip
 TELL = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from _thread import allocate_lock
@@ -54,6 +53,8 @@ def new_id(prefix: str) -> str:
 
 def derived_id(id: str, *others: str) -> str:
     """The id that these always give: as old as the first one, and of the same prefix."""
+    import hashlib  # OpenSSL: a run does without
+
     digest = hashlib.sha256("\0".join((id, *others)).encode()).hexdigest()
     low = int(digest[:16], 16) & (2**62 - 1) | 1 << 63
     return f"{id[:-18]}-{low >> 48:04x}-{low & (1 << 48) - 1:012x}"
