@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from ringfence import ExecResult, Limits, Sandbox
-from ringfence.errors import ExecError
+from ringfence.errors import ExecError, ResourceExhausted
 
 MIB = 1 << 20
 _OF_FILES = {
@@ -128,15 +128,27 @@ def _run_once_there_is_room(sandbox: Sandbox, argv: list[str]) -> ExecResult:
             time.sleep(0.01)
 
 
+def _forks_refused(sandbox: Sandbox) -> int:
+    """Count them: PID 1 can answer once the kernel has collected the descriptors in flight of what ended."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            return sandbox.stats().forks_refused or 0
+        except ResourceExhausted:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
 def set_off(sandbox: Sandbox, name: str, timeout_s: float = TIMEOUT_S) -> str:
     """Let one go off, and say how it ended. The sandbox runs another program after it, or this raises."""
-    before = sandbox.stats().forks_refused or 0
+    before = _forks_refused(sandbox)
     bomb = sandbox.start(BOMBS[name], timeout_s=timeout_s, max_output_bytes=4096)
     result = bomb.wait(90)
     bomb.kill()  # what it left
     assert _run_once_there_is_room(sandbox, ["echo", "alive"]).stdout == b"alive\n"
     told = [result.killed_by or ""] if not result.oom_killed else ["out of memory"]
-    if (sandbox.stats().forks_refused or 0) > before:
+    if _forks_refused(sandbox) > before:
         told.append("processes limit")
     is_refused = "refused" in result.stdout_text or "Error" in result.stderr_text
     if is_refused or "fork" in result.stderr_text or result.exit_code:

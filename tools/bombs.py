@@ -1,18 +1,25 @@
 """Let every bomb of tests/bombs.py go off in a backend, N times each, and print what became of it.
 
-    tools/bombs.py BACKEND [-n TIMES] [NAME...]
+    tools/bombs.py BACKEND [-n TIMES] [-j JOBS] [NAME...]
 
 A neighbour of the same backend is asked for an answer all the while. For each bomb: how many sandboxes
-lived, how its end was told, and how long the neighbour took. Exit status 1 where a sandbox did not live.
+lived, how its end was told, and how long the neighbour took meanwhile. With `-j`, bombs of different kinds go
+off at once. The rounds go through all kinds, so that SIGTERM prints what is done so far. Exit status 1
+where a sandbox did not live.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,49 +36,90 @@ class Neighbour(threading.Thread):
     def __init__(self, backend: str) -> None:
         super().__init__(daemon=True)
         self.sandbox = Sandbox.create(backend=backend)
-        self.answers_s: list[float] = []
+        self.during: Counter[str] = Counter()
+        self.answers_s: defaultdict[str, list[float]] = defaultdict(list)
         self.ended = threading.Event()
 
     def run(self) -> None:
         while not self.ended.wait(0.02):
+            names = [name for name, count in self.during.copy().items() if count]
             before = time.perf_counter()
             self.sandbox.exec(["true"])
-            self.answers_s.append(time.perf_counter() - before)
+            for name in ["all", *names]:
+                self.answers_s[name].append(time.perf_counter() - before)
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        self.during[name] += 1
+        try:
+            yield
+        finally:
+            self.during[name] -= 1
+
+    def told(self, name: str) -> str:
+        answers = sorted(self.answers_s[name]) or [0.0]
+        p50, p99 = (answers[int(len(answers) * part)] * 1000 for part in (0.5, 0.99))
+        return f"neighbour p50 {p50:4.0f} p99 {p99:4.0f} ms of {len(answers)}"
+
+
+class Range:
+    """Lets bombs go off, and counts how they ended."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.neighbour = Neighbour(backend)
+        self.told: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.is_stopped = False
+
+    def once(self, name: str) -> None:
+        if self.is_stopped:
+            return
+        try:
+            with (
+                self.neighbour.beside(name),
+                Sandbox.create(backend=self.backend, limits=limits_of(self.backend)) as sandbox,
+            ):
+                how = set_off(sandbox, name)
+        except (RingfenceError, AssertionError, OSError) as exc:
+            how = f"DIED: {exc!r}"[:160]
+            print(f"{name}: {how}", flush=True)
+        self.told[name][how] += 1
+
+    def table(self) -> bool:
+        """Print a row for each kind; return whether every sandbox lived."""
+        died = 0
+        for name, told in self.told.items():
+            dead = sum(count for how, count in told.items() if how.startswith("DIED"))
+            words = "; ".join(f"{how} ({count})" for how, count in told.most_common(4))
+            lived = f"lived {told.total() - dead}/{told.total()}"
+            print(f"{name:22} {lived:14} {self.neighbour.told(name)}  {words}")
+            died += dead
+        load = os.getloadavg()[0]
+        print(f"all: {died} died; {self.neighbour.told('all')}; load {load:.0f}", flush=True)
+        return not died
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("backend")
     parser.add_argument("-n", type=int, default=1)
+    parser.add_argument("-j", type=int, default=1)
     parser.add_argument("names", nargs="*")
-    given = parser.parse_intermixed_args()
-    neighbour = Neighbour(given.backend)
-    neighbour.start()
-    has_died = False
-    for name in given.names or BOMBS:
-        neighbour.answers_s = []
-        lived, told = 0, Counter[str]()
-        for _ in range(given.n):
-            try:
-                with Sandbox.create(
-                    backend=given.backend, limits=limits_of(given.backend)
-                ) as sandbox:
-                    told[set_off(sandbox, name)] += 1
-                lived += 1
-            except (RingfenceError, AssertionError) as exc:
-                told[f"DIED: {exc!r}"[:120]] += 1
-        answers = sorted(neighbour.answers_s) or [0.0]
-        p50, p99 = (answers[int(len(answers) * part)] * 1000 for part in (0.5, 0.99))
-        words = "; ".join(f"{how} ({count})" for how, count in told.most_common(4))
-        print(
-            f"{name:22} lived {lived}/{given.n}  neighbour p50 {p50:4.0f} p99 {p99:4.0f} ms  {words}",
-            flush=True,
-        )
-        has_died |= lived < given.n
-    neighbour.ended.set()
-    neighbour.join()
-    neighbour.sandbox.terminate()
-    return int(has_died)
+    options = parser.parse_intermixed_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    bombs = Range(options.backend)
+    bombs.neighbour.start()
+    with ThreadPoolExecutor(options.j) as pool, suppress(KeyboardInterrupt):
+        names = options.names or BOMBS
+        try:
+            list(pool.map(bombs.once, [name for _ in range(options.n) for name in names]))
+        finally:
+            bombs.is_stopped = True
+    has_lived = bombs.table()
+    bombs.neighbour.ended.set()
+    bombs.neighbour.join()
+    bombs.neighbour.sandbox.terminate()
+    return int(not has_lived)
 
 
 if __name__ == "__main__":

@@ -227,3 +227,42 @@ def test_without_a_listener_there_are_none(above: str, expected: str) -> None:
 
     assert expected in done.stdout
     assert done.stdout.endswith("True\n")
+
+
+# Descriptors on their way in Unix sockets that nobody reads: as many as the program may have.
+_IN_FLIGHT = """
+import socket, sys
+kept = []
+try:
+    while True:
+        kept.append(socket.socketpair())
+        kept[-1][0].setblocking(False)
+        try:
+            while True: socket.send_fds(kept[-1][0], [b"x"], [0] * 250)
+        except BlockingIOError: pass
+except OSError as exc:
+    print("refused", exc.errno, flush=True)
+sys.stdin.read()
+"""
+_BESIDE = f"""
+import resource, sys
+from ringfence import Limits, Sandbox
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+with Sandbox.create(limits=Limits(open_files=1024)) as sender, Sandbox.create() as other:
+    process = sender.start(["python3", "-c", {_IN_FLIGHT!r}], stream_stdin=True)
+    assert b"refused 109" in next(iter(process.stdout))
+    assert 0 == other.exec(["true"]).exit_code
+    other.files.write("kept", b"1")
+    process.kill()
+    assert 9 == process.wait(20).signal
+    assert 256 == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    print("held")
+"""
+
+
+def test_descriptors_in_flight_keep_no_request_from_another_sandbox() -> None:
+    """Linux counts them for the user, and refuses more to whoever has a lower soft limit: our caller."""
+    answer = subprocess.run(
+        [sys.executable, "-c", _BESIDE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert answer.stdout == "held\n", answer.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _socket as socket
 import _struct as struct
+import _thread
 import errno
 import marshal
 import posix as os
@@ -26,6 +27,8 @@ _RECEIVE_BYTES = 1 << 14
 _MAX_FDS = 253  # SCM_MAX_FD of include/net/scm.h: with one more, nothing is sent
 _SEEK_END = 2  # include/uapi/linux/fs.h
 MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
+
+_RAISED = _thread.allocate_lock()  # the limit is the process's
 
 # PID 1's answer to an exec: see ExecReport.
 _REPORT = struct.Struct("=iiiiQQQQQQQ")
@@ -124,10 +127,32 @@ def send(sock: Socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> N
 def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -> None:
     """Send one datagram as it is."""
     if fds:
-        rights = struct.pack(f"={len(fds)}i", *fds)
-        sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"={len(fds)}i", *fds))]
+        try:
+            sock.sendmsg([data], rights)
+        except OSError as exc:
+            if exc.errno != errno.ETOOMANYREFS:
+                raise
+            _send_beyond(sock, data, rights)
     else:
         sock.sendmsg([data])  # some sandboxes' filters let sendmsg(2) through, and not sendto(2)
+
+
+def _send_beyond(sock: Socket, data: bytes, rights: list[tuple[int, int, bytes]]) -> None:
+    """Send descriptors with the hard limit of open files for the soft one, meanwhile.
+
+    Linux refuses them while the descriptors that this user has in flight, a guest's among them, are
+    more than the sender's soft limit: too_many_unix_fds() of net/unix/scm.c. A guest stops at its own.
+    """
+    import resource  # PID 1 has it already
+
+    with _RAISED:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            sock.sendmsg([data], rights)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def receive_raw(sock: Socket, flags: int = 0) -> tuple[bytes, list[int]]:

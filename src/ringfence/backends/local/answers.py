@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import _socket as socket
 import _struct as struct
+import errno
 import os
 
 from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
+from .host.facts import out_of_files
 
 SEND_S = 10.0
 """An agent always reads. One that a guest has stopped or replaced must not keep the host's threads."""
@@ -28,6 +30,7 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
 
     Raises:
         Refused: It was "E".
+        ResourceExhausted: It was "E", for the descriptors that the guests of this user have in flight.
         SandboxLost: The other end closed without an answer, or sent nonsense.
         IsolationError: Nothing came in time.
     """
@@ -47,5 +50,8 @@ def answer(sock: wire.Socket, timeout_s: float | None) -> tuple[bytes, list[int]
     if data[:1] == b"E":
         number, _, text = data[1:].partition(b" ")
         prefix = b"[Errno %b] " % number  # of an OSError's own words, which it gets again
-        raise Refused(int(number), text.replace(prefix, b"", 1).decode("utf-8", "replace"))
+        refusal = Refused(int(number), text.replace(prefix, b"", 1).decode("utf-8", "replace"))
+        if refusal.errno == errno.ETOOMANYREFS and (problem := out_of_files(refusal)):
+            raise problem from refusal
+        raise refusal
     raise SandboxLost("the process of the sandbox has ended", hint="create a new sandbox")

@@ -66,7 +66,12 @@ def _has_capability(number: int) -> bool:
 
 def out_of_files(exc: OSError) -> ResourceExhausted | None:
     """Map EMFILE and its like to an error with the fix; None for other errors."""
-    if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS):
+    if exc.errno == errno.ETOOMANYREFS:
+        return ResourceExhausted(
+            "programs of this user have too many file descriptors in flight on Unix sockets",
+            hint="end the program that sends them, or raise the hard limit of `ulimit -n`",
+        )
+    if exc.errno not in (errno.EMFILE, errno.ENFILE):
         return None
     return ResourceExhausted("too many open files in this process", hint="raise `ulimit -n`")
 
