@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from ringfence.snapshots import layers
+from ringfence.store.store import FILE
 from tests.features import require
 from tests.images.conftest import small
 from tests.native.callers import Caller
@@ -137,6 +140,30 @@ begin(m, l, "eof", "cat; exit 5", stream_stdin=True).close_stdin()
 begin(m, l, "late", "sleep 1000", timeout_s=2)
 halt()
 """
+
+
+_ASKED = """
+m = open_manager()
+m.acquire(client_id="ann")
+m.maker.report("native")
+halt()
+"""
+
+
+def test_a_report_is_kept_as_long_as_the_process_that_made_it(state: str, kill: Any) -> None:
+    """To find it again sandboxes are made, which wait for those of all clients after a restart."""
+    kill(_ASKED)
+    with contextlib.closing(sqlite3.connect(f"{state}/{FILE}")) as database, database:
+        changed = "UPDATE settings SET value = json_set(value, '$.report.reason', 'kept')"
+        assert 1 == database.execute(f"{changed} WHERE name = 'report native'").rowcount
+
+    with manage(state) as manager:
+        assert "kept" == manager.maker.report("native").reason
+        assert "kept" != manager.maker.report("native", afresh=True).reason
+        with contextlib.closing(sqlite3.connect(f"{state}/{FILE}")) as database, database:
+            database.execute(f"{changed} WHERE name = 'report native'")
+    with manage(state) as manager:  # whose zygote is another one
+        assert "kept" != manager.maker.report("native").reason
 
 
 def test_execs_go_on_with_their_results_and_their_output(state: str, kill: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 
@@ -46,15 +47,42 @@ class Maker:
     def report(self, name: str, *, afresh: bool = False) -> BackendReport:
         """Report a backend's capabilities; probe it until it is available, and with `afresh`
         again.
+
+        A probe makes sandboxes. After a restart beside 50 clients it waits seconds for theirs, and so the
+        report is kept for as long as the process that all sandboxes of the backend depend on.
         """
-        known = self._reports.get(name)
+        known = self._reports.get(name) or (None if afresh else self._kept_report(name))
         if afresh or known is None or not known.available:
-            known = self._reports[name] = self.backends[name].report()
+            known = self.backends[name].report()
+            self._keep_report(name, known)
+        self._reports[name] = known
         return known
+
+    def _keep_report(self, name: str, report: BackendReport) -> None:
+        with suppress(RingfenceError):  # with a full disk it is found again
+            if report.available and (anchor := self._anchor(name)):
+                kept = {"anchor": anchor, "report": report.to_json()}
+                self._store.set_setting(f"report {name}", json.dumps(kept))
+
+    def _kept_report(self, name: str) -> BackendReport | None:
+        from ..model.capabilities import BackendReport
+
+        with suppress(RingfenceError):
+            if anchor := self._anchor(name):
+                kept = json.loads(self._store.setting(f"report {name}") or "{}")
+                if kept and kept["anchor"] == anchor:
+                    return BackendReport.from_json(kept["report"])
+        return None
+
+    def _anchor(self, name: str) -> list[int | str] | None:
+        backend = self.backends[name]
+        anchor = backend.anchor() if isinstance(backend, Durable) and backend.outlives else None
+        return [*anchor, self._clock.boot] if anchor else None
 
     def forget_report(self, name: str) -> None:
         """Have a backend probed again, when it is set up in another way."""
         self._reports.pop(name, None)
+        self._store.set_setting(f"report {name}", "{}")
 
     def choose(self, spec: SandboxSpec, preferred: str = "") -> str:
         """The backend for a spec.
