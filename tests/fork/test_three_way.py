@@ -411,3 +411,75 @@ def test_a_stream_without_its_directories_is_a_conflict(tmp_path: Path) -> None:
 
     assert {"d/a", "etc/ringfence-x"} == {each.path for each in found.conflicts}
     assert not [*root.iterdir()]
+
+
+def with_mode(content: bytes, mode: int) -> StreamTree:
+    def write_one(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(member(".", tarfile.DIRTYPE, 0o755))
+            one = member("./a", tarfile.REGTYPE, mode)
+            one.size = len(content)
+            tar.addfile(one, io.BytesIO(content))
+
+    return StreamTree(write_one)
+
+
+_TEXT, _ENDED, _BEGUN = b"1\n2\n3\n4\n5\n", b"1\n2\n3\n4\nfive\n", b"one\n2\n3\n4\n5\n"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        pytest.param((_TEXT, 0o600), (_TEXT, 0o644), None, id="ours-alone"),
+        pytest.param((_TEXT, 0o644), (_TEXT, 0o600), (_TEXT, 0o600), id="theirs-alone"),
+        pytest.param((_TEXT, 0o600), (_TEXT, 0o600), None, id="both-alike"),
+        pytest.param((_TEXT, 0o600), (_ENDED, 0o644), (_ENDED, 0o600), id="mode-and-content"),
+        pytest.param((_ENDED, 0o644), (_TEXT, 0o600), (_ENDED, 0o600), id="content-and-mode"),
+        pytest.param(
+            (_BEGUN, 0o644), (_ENDED, 0o600), (b"one\n2\n3\n4\nfive\n", 0o600), id="merged"
+        ),
+    ],
+)
+def test_modes_are_merged_beside_contents(
+    ours: tuple[bytes, int], theirs: tuple[bytes, int], expected: tuple[bytes, int] | None
+) -> None:
+    with (
+        closing(with_mode(_TEXT, 0o644)) as base,
+        closing(with_mode(*ours)) as mine,
+        closing(with_mode(*theirs)) as new,
+    ):
+        plan = Plan(base, mine, new)
+
+        assert not plan.conflicts
+        if expected is None:
+            assert not plan.writes
+            return
+        ((path, write_of),) = plan.writes.items()
+        (change,) = plan.outcome(is_applied=True).changes
+        assert expected == (b"".join(write_of.pieces()), write_of.entry[2])
+        assert ("/a", len(expected[0])) == (path, write_of.entry[1])
+        assert write_of.before == mine.entries["/a"]
+        assert ("a", "changed", "file") == (change.path, change.change, change.kind)
+
+
+def test_modes_that_both_changed_and_bytes_that_are_no_text_are_conflicts() -> None:
+    with (
+        closing(with_mode(b"\xff1", 0o644)) as base,
+        closing(with_mode(b"\xff1", 0o600)) as ours,
+        closing(with_mode(b"\xff1", 0o755)) as theirs,
+    ):
+        (conflict,) = Plan(base, ours, theirs).conflicts.values()
+
+        assert "both sides changed its mode" in conflict.reason
+        assert (None, None, None) == (conflict.base, conflict.ours, conflict.theirs)
+
+
+def test_a_file_that_is_new_is_told_as_added() -> None:
+    with (
+        closing(stream({})) as base,
+        closing(stream({})) as ours,
+        closing(stream({"a": "1"})) as new,
+    ):
+        (change,) = Plan(base, ours, new).outcome(is_applied=True).changes
+
+        assert ("a", "added") == (change.path, change.change)

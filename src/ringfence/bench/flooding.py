@@ -452,6 +452,64 @@ def _terminal(attacker: Attacker) -> str:
     return attacker.start("sleep", "1000", pty=[24, 80])
 
 
+def _context(attacker: Attacker, language: str = "python") -> str:
+    status, text = attacker.call("POST", f"{attacker.at}/contexts", {"language": language})
+    if status != 201:
+        raise OSError(f"no context: {status} {text[:300]!r}")
+    return f"{attacker.at}/contexts/{json.loads(text)['id']}"
+
+
+def _start_context(attacker: Attacker, _: str) -> None:
+    """Start interpreters until that is refused, and then start anew."""
+    status, _text = attacker.call("POST", f"{attacker.at}/contexts", {})
+    if status != 201:
+        for each in json.loads(attacker.call("GET", f"{attacker.at}/contexts")[1])["items"]:
+            attacker.call("DELETE", f"{attacker.at}/contexts/{each['id']}")
+
+
+def _cell(code: str, *, reads: bool = True) -> Door:
+    """Attack by what a cell sends, in a context for each connection."""
+    body = json.dumps({"code": code}).encode()
+
+    def attack(attacker: Attacker, _: str) -> None:
+        at, wire = _context(attacker), attacker.wire()
+        wire.ask("POST", f"{at}/cells", "Content-Type: application/json", body=body)
+        if reads:
+            wire.read_on()
+        wire.sock.recv(1)
+        time.sleep(_PATIENCE_S)
+
+    return Door(attack)
+
+
+def _with_variables(attacker: Attacker) -> str:
+    at = _context(attacker)
+    code = "globals().update({f'v{n}': 'x' * 10_000 for n in range(20_000)})"
+    attacker.call("POST", f"{at}/cells", {"code": code})
+    return at
+
+
+def _fork(attacker: Attacker, _: str) -> None:
+    status, text = attacker.call("POST", f"{attacker.at}/fork", {"n": 4})
+    if status == 201:
+        for each in json.loads(text)["items"]:
+            attacker.call("DELETE", f"/v1/sandboxes/{each['id']}")
+
+
+def _branch(attacker: Attacker) -> str:
+    """A fork, and the snapshot that it began from: what a merge needs."""
+    attacker.python(_CREATE)
+    base = json.loads(attacker.call("POST", f"{attacker.at}/snapshots", {})[1])["id"]
+    form = {"spec": {"snapshot": base}}
+    into = json.loads(attacker.call("POST", "/v1/sandboxes", form)[1])["id"]
+    return f"{into} {base}"
+
+
+def _merge(attacker: Attacker, branch: str) -> None:
+    into, base = branch.split()
+    attacker.call("POST", f"{attacker.at}/merge", {"into": into, "base": base, "dry_run": True})
+
+
 def _slow_heads(attacker: Attacker, _: str) -> None:
     wires = [attacker.wire() for _ in range(100)]
     for byte in b"GET /v1/info HTTP/1.1\r\n" + b"a: b\r\n" * 1000:
@@ -528,6 +586,16 @@ DOORS: dict[str, Door] = {
     "body-deep": Door(_post_text("/v1/sandboxes", _DEEP)),
     "body-exec": Door(_post("{at}/execs", {"argv": ["true"] * 500_000})),
     "body-replace": Door(_post("{at}/files/replace", {"paths": ["x"] * 500_000})),
+    "contexts-start": Door(_start_context),
+    "cells-output": _cell("while True: print('x' * 100)"),
+    "cells-lines": _cell("import sys\nwhile True: print(1); print(2, file=sys.stderr)"),
+    "cells-unread": _cell("while True: print('x' * 10000)", reads=False),
+    "cells-values": _cell("for _ in range(10**6): display('x' * 100_000)"),
+    "cells-variables": Door(
+        lambda a, at: a.call("GET", f"{at}/variables") and None, _with_variables
+    ),
+    "fork": Door(_fork, at_once=2),
+    "merge": Door(_merge, _branch, 2),
     "heads-slow": Door(_slow_heads),
     "pipelined": Door(_pipelined),
 }
