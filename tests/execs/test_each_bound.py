@@ -19,6 +19,7 @@ from ringfence.execs import told
 from ringfence.execs.execs import Execs
 from ringfence.execs.given import Given
 from ringfence.execs.pump import SpooledPump, SpoolSink
+from ringfence.execs.retention import Retention
 from ringfence.execs.run import Run
 from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
@@ -101,6 +102,31 @@ def test_one_that_takes_no_input_says_so(execs: Execs, live: Live) -> None:
         begun.result()
     begun.kill()
     begun.done.result(PATIENCE_S)
+
+
+def test_a_terminal_s_input_does_not_end(execs: Execs, live: Live) -> None:
+    begun = execs.start(live, ExecRequest(("cat",), pty=(24, 80)))
+    with pytest.raises(LifecycleError, match="a terminal's input does not end"):
+        begun.end_input()
+    assert 2 == begun.append(memoryview(b"x\n"))
+    begun.kill()
+    begun.done.result(PATIENCE_S)
+
+
+def test_closed_it_waits_for_the_removal_under_way(manager: SessionManager, tmp_path: Path) -> None:
+    """The database is closed next."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def before() -> None:
+        entered.set()
+        go_on.wait(PATIENCE_S)
+
+    retention = Retention(manager.store, str(tmp_path), 1, 1, before)
+    assert entered.wait(PATIENCE_S)
+    threading.Timer(0.05, go_on.set).start()
+    retention.close()
+
+    assert not retention._thread.is_alive()
 
 
 def test_input_of_which_nobody_knows_how_far_it_came_is_not_gone_on_with(

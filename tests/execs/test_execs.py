@@ -206,6 +206,7 @@ def test_output_that_cannot_be_moved_ends_the_exec_with_the_reason(
     assert problem
     assert ("task_failed", True) == (problem.code, "a fault of ours" in problem.message)
     assert released
+    assert begun.spool.closed, "who follows its output is told that no more comes"
     assert b"x\n" == run(execs, live, "echo x").result().stdout, "the control"
     execs.close()
 

@@ -500,9 +500,8 @@ def _branch(attacker: Attacker) -> str:
     """A fork, and the snapshot that it began from: what a merge needs."""
     attacker.python(_CREATE)
     base = json.loads(attacker.call("POST", f"{attacker.at}/snapshots", {})[1])["id"]
-    form = {"spec": {"snapshot": base}}
-    into = json.loads(attacker.call("POST", "/v1/sandboxes", form)[1])["id"]
-    return f"{into} {base}"
+    fork = json.loads(attacker.call("POST", f"{attacker.at}/fork", {"processes": "none"})[1])
+    return f"{fork['items'][0]['id']} {base}"
 
 
 def _merge(attacker: Attacker, branch: str) -> None:
