@@ -117,6 +117,29 @@ def test_a_signature_is_for_one_path_and_one_operation(box: Box) -> None:
     assert 401 == box.http.get("/files", params=longer, headers=named).status_code
 
 
+def test_a_signature_for_reading_is_none_for_writing_by_another_split(box: Box) -> None:
+    """`path:operation:user:token` has colons between, and a path may have some, too."""
+    box.call("POST", "/files?path=/home/user/c:write", content=b"c")
+    query = _signed(box, "/home/user/c:write")
+    assert b"c" == box.http.get("/files", params=query).content, "the control"
+
+    split = {**query, "path": "/home/user/c", "username": "read:"}
+    for headers in ({}, {"E2b-Sandbox-Id": box.id}):
+        answer = box.http.post("/files", params=split, content=b"x", headers=headers)
+        assert (401, 401) == (answer.status_code, answer.json()["code"])
+
+
+def test_a_path_longer_than_any_file_has_is_not_hashed_for_every_sandbox(box: Box) -> None:
+    long = "/home/user/" + "x" * 4096
+    assert 401 == box.http.get("/files", params=_signed(box, long)).status_code
+    assert (
+        401
+        == box.http.get(
+            "/files", params=_signed(box, long), headers=box.headers | {"X-Access-Token": ""}
+        ).status_code
+    )
+
+
 def test_a_removed_key_takes_its_sandboxes_tokens_along(
     make_client: MakeClient, daemon: object
 ) -> None:

@@ -241,9 +241,9 @@ class _Passing:
 
     def _signed(self) -> Live:
         """Find the sandbox of a signed URL that names none: with E2B_SANDBOX_URL none does."""
-        query = {**Request(self._scope).query_params}
+        is_signed = self._tokens.signed(self._operation, {**Request(self._scope).query_params})
         for live in self._service.manager.index.all():
-            if self._tokens.is_signed(live, self._operation, query):
+            if is_signed(live):
                 return live
         raise unauthorized()
 
@@ -288,7 +288,7 @@ class _Passing:
     async def _refuse(self, exc: Exception) -> None:
         if self._caller is None and self._service.audit.has_enough(self._peer):
             exc = TooManyRequests("too many refused requests from this address")
-        response = _error_response(exc, is_rpc="." in self._path.split("/")[1])
+        response = _error_response(exc, is_rpc="." in self._path.lstrip("/").partition("/")[0])
         self._why = getattr(exc, "code", "") or type(exc).__name__
         if not isinstance(exc, (ApiError, RpcError, RingfenceError)):
             logger.error("%s %s failed", self._method, self._path, exc_info=exc)
