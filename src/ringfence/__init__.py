@@ -190,6 +190,10 @@ def _first_use(name: str) -> object:
         hint = f" ({close})" if close else ""
     elif name in _PACKAGES:
         hint = f" (first: import ringfence.{name})"
+    else:
+        from .model.mistakes import NOT_FUNCTIONS
+
+        hint = f" ({NOT_FUNCTIONS[name]})" if name in NOT_FUNCTIONS else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 

@@ -190,6 +190,7 @@ RUN = Command(
             "PACKAGE",
             "add this Python package, as pip names it; installed once in a sandbox of its own, then"
             " shared read-only",
+            field="pip_install",
             repeat=True,
         ),
         Option(
@@ -524,6 +525,7 @@ TEMPLATE = Command(
             "pip",
             "PACKAGE",
             "build: a Python package, as pip names it",
+            field="pip_install",
             repeat=True,
         ),
         Option(

@@ -37,6 +37,8 @@ def script_for(words: Sequence[str]) -> str:
     makers = {"bash": bash, "zsh": zsh, "fish": fish}
     if len(words) != 1 or words[0] not in makers:
         what = f"{words[0]!r} is not supported" if words else "is missing"
+        if len(words) > 1:
+            what = f"give one shell, not {len(words)}"
         raise InvalidRequest(what, field="SHELL", hint="one of bash, zsh, fish")
     return makers[words[0]]()
 

@@ -95,6 +95,14 @@ OPTIONS = {
     ),
     "--name": "use `ringfence create --name`: sandboxes of `run` have no name",
     "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
+    **dict.fromkeys(
+        ("--ttl", "--idle-timeout"), "use --timeout 5m: the sandbox ends with its command"
+    ),
+    "--snapshot": "use `ringfence create --snapshot ID`",
+    **dict.fromkeys(
+        ("--server", "--key-file"),
+        "`run` needs no server; on one: `ringfence create --server ADDRESS`, then `ringfence exec`",
+    ),
 }
 """Options of Docker, bubblewrap, firejail and others, and what `run` has in their place."""
 
@@ -139,13 +147,32 @@ VERBS = {
 ELSEWHERE = {
     ("snapshot", "restore"): "use `ringfence create --snapshot ID`",
     ("template", "run"): "use `ringfence run --template NAME`",
+    ("pool", "get"): "`ringfence pool` shows all",
     ("image", "run"): "use `ringfence run --image NAME`",
     ("keys", "show"): "a key is shown once, when it is created: use `ringfence keys rotate ID`",
 }
 """Verbs that a command does not have, and where to find what they mean."""
 
 _SHELL_WORDS = frozenset(
-    ["cd", "source", ".", "export", "alias", "set", "ulimit", "exit", "if", "for", "while", "eval"]
+    [
+        "cd",
+        "source",
+        "unset",
+        "umask",
+        "trap",
+        "exec",
+        "wait",
+        ".",
+        "export",
+        "alias",
+        "set",
+        "ulimit",
+        "exit",
+        "if",
+        "for",
+        "while",
+        "eval",
+    ]
 )
 
 _ON_FILES = {
@@ -166,6 +193,9 @@ _FETCHING = {
     "gem": ("install",),
     "uv": ("pip", "sync", "add"),
 }
+_IMAGES = frozenset(["alpine", "busybox", "debian", "fedora", "ubuntu"])
+_PACKAGERS = frozenset(["apt", "apt-get", "dnf", "yum", "apk", "pacman", "zypper", "brew"])
+_SHELL_SYNTAX = frozenset("|&;<>$`*")
 _NOT_FOUND = 127
 
 
@@ -200,10 +230,14 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
     elif code in (126, _NOT_FOUND):
         found = _of_a_name(argv[0], is_shown=bool(spec.image))
     program = argv[0].rpartition("/")[2]
-    if spec.network.is_none and _asks_the_network(program, argv[1:]):
+    fetches = spec.network.is_none and _asks_the_network(program, argv[1:])
+    if program in _PACKAGERS and not spec.image and not found:
+        found = ["the host's programs are read-only inside: install on the host, or use --image"]
+    elif fetches:
         host = next((_host(word) for word in argv if "://" in word), "HOST")
         found.append(f"the sandbox has no network: allow the host with --net {host}:443")
-    elif not found and not spec.image:
+    # `npm install` alone reads a file of the project.
+    if not spec.image and (len(argv) == 2 if fetches else not found):
         if _misses_files(program, argv[1:], spec, given):
             found.append(
                 "the sandbox does not have your files: add --here (read-only) or --here=rw"
@@ -218,6 +252,11 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
 
 
 def _of_a_name(name: str, *, is_shown: bool) -> list[str]:
+    variable, equals, _value = name.partition("=")
+    if equals and variable.isidentifier():
+        return [f"set a variable before `--`: --env {name.partition(' ')[0]}"]
+    if _SHELL_SYNTAX & {*name}:
+        return [f"only a shell reads this: -- sh -c '{name}'"]
     if " " in name:
         return [f"do not quote the whole command: -- {name}; or: -- sh -c '{name}'"]
     if name in _SHELL_WORDS:
@@ -225,16 +264,23 @@ def _of_a_name(name: str, *, is_shown: bool) -> list[str]:
     if is_shown:
         return []
     if "/" in name:
-        return [] if os.path.exists(name) else [f"{name} does not exist on this host"]
+        if not os.path.exists(name):
+            return [f"{name} does not exist on this host"]
+        how = "python3" if name.endswith(".py") else "sh"
+        return [] if os.access(name, os.X_OK) else [f"chmod +x {name}, or use -- {how} {name}"]
+    if ":" in name or name in _IMAGES:
+        return [f"an image is an option: --image {name} -- CMD ARG..."]
     if os.path.isfile(name):
         how = "python3 " if name.endswith(".py") else "sh " if name.endswith(".sh") else "./"
         return [f"did you mean {how}{name}?"]
     if where := shutil.which(name):
+        if where.startswith(("/usr/", "/bin/", "/sbin/")):
+            return []  # it ran, and ended so itself
         own = "; --python-env adds your Python and its programs" if "python" in where else ""
         return [f"{where} is not in the sandbox, which has only programs of /usr{own}"]
     from ..model.mistakes import closest
 
-    near = closest(name, _programs())
+    near = closest(name, _programs(), cutoff=0.8)
     return [
         near
         or f"{name} is not installed on this host: install the program, or use an --image that has it"

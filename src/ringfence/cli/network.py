@@ -79,7 +79,7 @@ def _from_file(path: str) -> NetworkPolicy:
         hint = "a policy may have 10,000 rules"
         raise InvalidRequest(f"{path!r} is larger than 16 MiB", field="net-policy", hint=hint)
     try:
-        return NetworkPolicy.from_json(loads(data))
+        return NetworkPolicy.from_json(loads(data, unique=True))
     except RingfenceError as exc:
         where = f"{exc.field}: " if exc.field else ""
         message = f"{path!r}: {where}{exc.message}"

@@ -128,9 +128,17 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
             at += 1
         if option.repeat:
             given.setdefault(option.name, []).append(value)
-        else:
-            given[option.name] = value
+        elif given.setdefault(option.name, value) != value:
+            raise _twice(option, given[option.name], value)
     return given, list(argv[at:])
+
+
+def _twice(option: Option, first: str, second: str) -> InvalidRequest:
+    """An option with two values: whichever wins, somebody expected the other."""
+    one = f"separate hosts by commas: {option.flag} {first},{second}"
+    hint = one if option.name == "net" else "give the option once"
+    what = f"is given twice, with {first!r} and {second!r}"
+    return InvalidRequest(what, field=option.flag, hint=hint)
 
 
 def _unknown(flag: str, known: dict[str, Option], command: Command) -> InvalidRequest:

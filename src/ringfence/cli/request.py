@@ -123,7 +123,7 @@ def limits(given: dict[str, Any]) -> Limits:
 def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
     """The mounts that are given; without any, the script to run."""
     if "mount" in given or "here" in given:
-        found = [Mount.parse(text, relative_to=_here("mounts")) for text in given.get("mount", ())]
+        found = [_mount(text) for text in given.get("mount", ())]
         if "here" in given:
             access = "ro" if given["here"] is True else given["here"]
             found.append(Mount(_WORK, _here("here"), access))
@@ -133,6 +133,17 @@ def mounts(given: dict[str, Any], argv: Sequence[str]) -> tuple[Mount, ...]:
         return tuple(Mount(target, source) for source, target in scripts)
     except InvalidRequest:
         return ()  # a working directory that is no place for a mount is refused by its own name
+
+
+def _mount(text: str) -> Mount:
+    """A mount as it is written; an empty variable of the shell, or a `~` behind `=`, is a mistake."""
+    if text.startswith(":/"):
+        hint = "write the host path first, as .:/work; is a variable of the shell empty?"
+        raise InvalidRequest(f"{text!r} has no source", field="mounts", hint=hint)
+    if text.startswith("~/"):
+        hint = f'only the shell reads ~: "$HOME/{text[2:]}"'
+        raise InvalidRequest(f"{text!r} starts with ~", field="mounts", hint=hint)
+    return Mount.parse(text, relative_to=_here("mounts"))
 
 
 def whole_number(text: str, field: str) -> int:

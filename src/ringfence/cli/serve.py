@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _ALLOCATOR = "PYTHONMALLOC"
 
 
+_NEEDS = {
+    "cluster-name": "cluster",
+    "allow-public": "listen",
+}
+
+
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     given, rest = parse(SERVE, argv)
@@ -34,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     no_arguments(SERVE, rest)
     from ..daemon import succession
 
+    _check_together(given)
     config = _config(given)
     if "stop" in given:
         found = succession.stop(config.state_dir)
@@ -175,6 +182,22 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
         raise InvalidRequest(what, field="--config", hint=exc.hint) from exc
 
 
+def _check_together(given: dict[str, Any]) -> None:
+    """Refuse options that have no effect with, or without, each other."""
+    if "" in (given.get("state-dir"), given.get("domain")):
+        name = "state-dir" if given.get("state-dir") == "" else "domain"
+        hint = "remove the option, or give its value: is a variable of the shell empty?"
+        raise InvalidRequest("must not be empty", field=f"--{name}", hint=hint)
+    for name in ("detach", "take-over"):
+        if "stop" in given and name in given:
+            what, hint = "ends the server: it starts none", f"remove --stop or --{name}"
+            raise InvalidRequest(what, field="--stop", hint=hint)
+    for name, other in _NEEDS.items():
+        if name in given and other not in given and "config" not in given:
+            hint = f"add --{other}, or remove --{name}"
+            raise InvalidRequest(f"has no effect without --{other}", field=f"--{name}", hint=hint)
+
+
 def _e2b(given: dict[str, Any]) -> dict[str, Any]:
     return {"domain": given["domain"]} if "domain" in given else {}
 
@@ -183,8 +206,9 @@ def _read(path: str) -> dict[str, Any]:
     from ..model.base import jsonform
 
     try:
-        with open(path, encoding="utf-8") as file:
-            return jsonform.json_object(jsonform.loads(file.read()), "the configuration")
+        with open(path, "rb") as file:
+            found = jsonform.loads(file.read(), unique=True)
+        return jsonform.json_object(found, "the configuration")
     except OSError as exc:
         hint = "give the path of a JSON configuration file; docs/how-to/server.md has an example"
         raise InvalidRequest(f"{path}: {exc.strerror}", field="--config", hint=hint) from exc

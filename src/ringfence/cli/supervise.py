@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TIMED_OUT, OWN_FAILURE, READER_GONE = 124, 125, 128 + 13
 _GRACE_S = 0.1  # after the timeout: then PID 1 is overrun and the kernel ends the whole sandbox
 _SIGCONT, _SIGSTOP = 18, 19
+_LONGEST_S = 86_400  # poll(2) takes milliseconds as an int: 24 days
 _STALLED_S = 0.1  # how long a reader may stand still after a timeout before its rest is dropped
 
 
@@ -106,6 +107,8 @@ class Supervisor:
                 self._note_end(run)
                 return
             if not ready:
+                if self._patience_ms():
+                    continue
                 self.timed_out = True
                 return
             self._listen(run)
@@ -116,7 +119,7 @@ class Supervisor:
         if self.request.timeout_s is None:
             return None
         end = self.started + self.request.timeout_s + _GRACE_S
-        return max(0.0, end - time.monotonic()) * 1000
+        return max(0.0, min(end - time.monotonic(), _LONGEST_S)) * 1000
 
     def _note_end(self, run: BackendExec) -> None:
         self.status = run.status()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,7 @@ from ..errors import InvalidRequest
 
 SERVER, KEY = "RINGFENCE_SERVER", "RINGFENCE_API_KEY"
 _SOCKET = "ringfence.sock"
+_HOST = re.compile(r"(?:[^\s@]*@)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:@\[\]]+)(?::[0-9]{1,5})?")
 _FORMS = "unix:PATH, http://HOST:PORT or https://HOST"
 
 
@@ -50,6 +52,9 @@ class Address:
             raise InvalidRequest(
                 f"{text!r} is not a server address", field="server", hint=_meant(text)
             )
+        if not _HOST.fullmatch(text.split("/")[2]) or not 0 <= _port_of(text) < 65536:
+            what = f"{text!r} has no host, or a port that is none"
+            raise InvalidRequest(what, field="server", hint=_FORMS)
         return cls(text.rstrip("/"), "", text)
 
     def tls_context(self) -> ssl.SSLContext:
@@ -77,9 +82,22 @@ def _meant(text: str) -> str:
     return f"did you mean {'unix:' if text.startswith('/') else 'http://'}{text}?"
 
 
+def _port_of(text: str) -> int:
+    digits = text.split("/")[2].rpartition("]")[2].rpartition(":")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
 def key_of(given: str | None) -> str:
-    """The key to use: the one given, else $RINGFENCE_API_KEY; empty for none."""
-    return os.environ.get(KEY, "") if given is None else given
+    """The key to use: the one given, else $RINGFENCE_API_KEY; empty for none.
+
+    Raises:
+        InvalidRequest: It cannot be sent, as a file of two lines cannot.
+    """
+    key = os.environ.get(KEY, "").strip() if given is None else given
+    if not isinstance(key, str) or not key.isascii() or not (key.isprintable() and " " not in key):
+        hint = "pass the line that `ringfence keys create` printed, without spaces"
+        raise InvalidRequest("is not an API key", field="key", hint=hint)
+    return key
 
 
 def default_socket() -> str:

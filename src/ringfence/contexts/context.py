@@ -55,6 +55,7 @@ LISTS_VARIABLES = (PYTHON, NODE)
 OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
+_LONGEST_S = 86_400.0  # poll(2) takes milliseconds as an int: 24 days
 _SEND_S = 30.0
 _KEPT_BYTES = 1 << 16  # of its output, beside what its cells have
 
@@ -462,7 +463,7 @@ def _write_within(stdin: Any, data: bytes, deadline: float) -> None:
         try:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not poll.poll(max(0.0, min(deadline - time.monotonic(), _LONGEST_S)) * 1000):
                 raise ExecError("the context does not read its requests", hint="restart() it")
         finally:
             os.close(fd)

@@ -90,7 +90,7 @@ class DaemonConfig(Model):
                 hint = "use only scheme and host, such as https://app.example.com"
                 checks.refuse(f"allowed_origins[{i}]", f"{origin!r} is not an origin", hint)
         for i, name in enumerate(self.allowed_hosts):
-            if not name or "/" in name or "*" in name:
+            if not name or not name.isascii() or set("/*@ \t\n") & {*name}:
                 hint = "use only a host name, such as api.example.com"
                 checks.refuse(f"allowed_hosts[{i}]", f"{name!r} is not a host name", hint)
         if self.listen:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..errors import InvalidRequest
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
@@ -28,6 +30,9 @@ _BUILT_IN_SPEC = SandboxSpec(
 _BUILT_IN = ("base", "code-interpreter-v1")
 
 
+_DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class E2BSettings(Model):
     """Settings of E2B's API.
@@ -48,7 +53,7 @@ class E2BSettings(Model):
             checks.text(name, "templates", empty=False)
             checks.instance(spec, f"templates.{name}", SandboxSpec)
         domain = checks.text(self.domain, "domain").lower().strip(".")
-        if domain and (not domain.isascii() or set("/*: ") & set(domain)):
+        if domain and not _DOMAIN.fullmatch(domain):
             checks.refuse("domain", f"{domain!r} is not a domain", "as sandboxes.example.com")
         object.__setattr__(self, "domain", domain)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
             """Called when there is something to read."""
 
 
+_LONGEST_S = 86_400.0  # poll(2) takes milliseconds as an int: 24 days
 _TIOCSWINSZ = 0x5414  # include/uapi/asm-generic/ioctls.h
 
 
@@ -105,7 +106,7 @@ class Agent(FileRequests):
         if self.file_locks:
             asked.append(self.file_locks.wait_s(is_busy=bool(self.execs.numbers())))
         waits = [wait for wait in asked if wait is not None]
-        return max(0.0, min(waits)) * 1000 + 1 if waits else None
+        return max(0.0, min(*waits, _LONGEST_S)) * 1000 + 1 if waits else None
 
     def _serve_one(self) -> bool:
         message, fds = wire.receive(self.control)

@@ -41,7 +41,13 @@ def load(path: str, name: str, *, store: ImageStore | None = None) -> Image:
     Reference.parse(name)
     into = store or ImageStore()
     if not os.path.exists(path):
-        raise InvalidRequest(f"{path}: no such file or directory", field="path")
+        hint = (
+            "give what `docker save` wrote, an OCI layout, or a directory with a root file system"
+        )
+        raise InvalidRequest(f"{path}: no such file or directory", field="path", hint=hint)
+    if os.path.isdir(path) and not os.listdir(path):
+        hint = "give a directory with a root file system, as debootstrap makes"
+        raise InvalidRequest(f"{path} is empty", field="path", hint=hint)
     with tempfile.TemporaryDirectory(prefix="ringfence-image-") as scratch:
         try:
             if os.path.isdir(path) and not os.path.exists(os.path.join(path, "oci-layout")):

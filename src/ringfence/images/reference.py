@@ -95,4 +95,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def _not_one(text: str, what: str) -> InvalidRequest:
     hint = "an image is named [REGISTRY/]NAME[:TAG][@sha256:DIGEST], in lower case"
+    if text.startswith(("./", "../", "/", "~")):
+        hint = "a path is not an image: use `ringfence image load PATH NAME`, then NAME"
+    elif "://" in text:
+        hint = "write the image without the URL, as alpine:3.20 or ghcr.io/OWNER/NAME:TAG"
     return InvalidRequest(f"image {text!r} {what}", field="image", hint=hint)

@@ -88,6 +88,12 @@ INSTEAD = {
         **dict.fromkeys(("terminal", "pty", "shell_session"), "start([...], pty=(24, 80))"),
         **dict.fromkeys(("rollback", "reset", "undo"), "mark(), then rewind(mark)"),
         "metrics": "stats()",
+        **dict.fromkeys(
+            ("set_network", "set_network_policy", "update_network", "network"),
+            "apply_network_policy(policy)",
+        ),
+        "unmount": "terminate(): a mount stays as long as its sandbox",
+        **dict.fromkeys(("update", "set_labels"), "labels= of create()"),
         "logs": "the result of exec(), or a Process of start()",
     },
     "ExecResult": {
@@ -136,14 +142,30 @@ INSTEAD = {
         **dict.fromkeys(("read_bytes", "cat"), "read(path)"),
         **dict.fromkeys(("write_text", "write_bytes"), "write(path, data)"),
         "open": "open_read(path) or open_write(path)",
+        **dict.fromkeys(("chmod", "set_permissions"), "sandbox.exec(['chmod', MODE, PATH])"),
+        "touch": "write(path, b'')",
         "grep": "search(...)",
         "find": "glob(...)",
     },
+    "NetworkPolicy": dict.fromkeys(
+        ("deny", "denied_hosts", "deny_hosts", "blocked_hosts", "block", "denied"),
+        'write "!HOST" in allowed_hosts, or NetworkRule(HOST, action="deny") in rules',
+    ),
     "Client": {
         **dict.fromkeys(("sandboxes", "ps"), "list()"),
         **dict.fromkeys(("exec", "run"), "create().exec([...]), or execute(...) in one call"),
     },
 }
+
+
+NOT_FUNCTIONS = {
+    **dict.fromkeys(
+        ("run", "exec", "execute", "shell", "run_code"), "use Sandbox.create(), then exec([...])"
+    ),
+    **dict.fromkeys(("create", "sandbox", "start"), "use Sandbox.create()"),
+    **dict.fromkeys(("connect", "login", "init"), 'use Client("http://HOST:PORT", key="...")'),
+}
+"""Functions that other libraries have at the top."""
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
@@ -159,6 +181,25 @@ def no_attribute(owner: object, name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=None)
 
 
+def check_assignment(owner: object, name: str) -> None:
+    """Refuse `sandbox.network = ...`, which would change nothing.
+
+    Raises:
+        AttributeError: `name` is a parameter of `create`.
+    """
+    from .spec import SandboxSpec
+
+    if name not in SandboxSpec.__match_args__ or hasattr(type(owner), name):
+        return
+    how = f"give {name}= to create()"
+    if name == "network":
+        how += ", or call apply_network_policy(policy)"
+    elif name == "mounts":
+        how += ", or call mount(...)"
+    message = f"{name!r} of a {type(owner).__name__} cannot be assigned ({how})"
+    raise AttributeError(message, name=name, obj=None)
+
+
 def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Refuse keywords that `function` does not have, with what is meant by the first.
 
@@ -172,18 +213,24 @@ def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) 
         raise InvalidRequest(f"{function}() has no parameter {name!r}", field=name, hint=hint)
 
 
-def meant(given: str, known: Iterable[str], *, head: str = "one of") -> str:
-    """Name the valid value that `given` is closest to, else all of them: the remedy of an error."""
+def meant(given: str, known: Iterable[str], *, head: str = "one of", of: str = "") -> str:
+    """Name the valid value that `given` is closest to, else all of them: the remedy of an error.
+
+    Args:
+        of: The class that has the names, for words of other libraries.
+    """
+    if other := INSTEAD.get(of, {}).get(given):
+        return other
     names = [*known]
     return closest(given, names) or f"{head} {', '.join(names)}"
 
 
-def closest(given: str, known: Iterable[str]) -> str:
+def closest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Name the one of `known` that `given` is a misspelling of; empty where none is near."""
     import difflib
 
     names = {name.lower().lstrip("-"): name for name in known}
-    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1)
+    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=cutoff)
     return f"did you mean {names[close[0]]}?" if close else ""
 
 

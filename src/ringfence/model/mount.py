@@ -117,7 +117,8 @@ class Mount(Model):
             head, options = given, []
         source, colon, target = (head if options else given).rpartition(":")
         if not colon or not target:
-            hint = f"the target is missing: as {given or '.'}:/work or {given or '.'}:/work:rw"
+            start = given.rstrip(":") or "."
+            hint = f"the target is missing: as {start}:/work or {start}:/work:rw"
             if given.startswith("type="):
                 hint = "write SRC:DST, as .:/work:rw"
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
@@ -127,6 +128,10 @@ class Mount(Model):
                 checks.refuse("mount.target", f"{target!r} is {said}", f"as {source}:rw")
             hint = "write the host path first, then an absolute path in the sandbox: as .:/work"
             checks.refuse("mount.target", f"{target!r} is not an absolute path", hint)
+        body, comma, option = target.rpartition(",")
+        if comma and (option in _SHORT or option == _NOFOLLOW):
+            hint = f"put a colon before the options: {source}:{body}:{option}"
+            checks.refuse("mount", f"{target!r} ends in a mount option", hint)
         accesses = [_SHORT[each] for each in options if each in _SHORT]
         if len(accesses) > 1:
             checks.refuse("mount.access", f"{last!r} repeats a mount option")

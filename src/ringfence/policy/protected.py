@@ -103,9 +103,11 @@ def check_names(unprotect: tuple[str, ...]) -> None:
     """
     for name in unprotect:
         if name not in (*OWN, *EVERYTHING, NESTED):
-            from ..model.mistakes import meant
+            from ..model.mistakes import closest
 
-            hint = meant(name, (*OWN, *EVERYTHING, NESTED))
+            known = sorted((*OWN, *EVERYTHING, NESTED))
+            hint = closest(name, known) if name[:1] != "@" else "presets are for --protect"
+            hint = hint or "docs/how-to/mounts-and-protected-paths.md lists the names; `all` is all"
             raise InvalidRequest(
                 f"{name!r} is not protected by default", field="unprotect", hint=hint
             )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .looking import Watch
 
 _CHUNK = 1 << 22
+_MOST_FOUND = 2**31
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
 _ELOOP = 40  # include/uapi/asm-generic/errno.h
 
@@ -273,6 +274,9 @@ class Files:
     def _ask(self, what: str, path: str, asked: dict[str, object]) -> dict[str, object]:
         from .looking import ask
 
+        for name in ("pattern", "glob", "replacement"):
+            checks.text(asked.get(name, ""), name)
+        checks.integer(asked.get("most", 1), "limit", 0, _MOST_FOUND)
         return ask(self._inner, what, path, asked)
 
 

@@ -12,6 +12,9 @@ from ..errors import SandboxLost
 from ..model.execs.exec import ExecResult
 from .stream import DEFAULT_OUTPUT_BYTES, Stream
 
+LONGEST_S = 86_400.0
+"""The kernel takes a wait in milliseconds, as an int: 24 days. A timeout may be a year."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,7 +327,8 @@ def run_for(pump: Pump, seconds: float | None) -> ExecResult | None:
             if until is not None and until <= now:
                 return None
             ends = [each for each in (until, pump.deadline) if each is not None]
-            events = poll.poll(max(0.0, min(ends) - now) * 1000 if ends else None)
+            wait_s = max(0.0, min(*ends, now + LONGEST_S) - now) if ends else None
+            events = poll.poll(None if wait_s is None else wait_s * 1000)
             if pump.deadline is not None and time.monotonic() >= pump.deadline:
                 pump.passed_deadline()
             if len(events) > 1:  # the end comes last: output that is ready is read first

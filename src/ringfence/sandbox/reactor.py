@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from ..errors import SandboxLost
 from ..model.execs.exec import ExecResult
-from .pump import Pump
+from .pump import LONGEST_S, Pump
 
 
 class Reactor:
@@ -83,7 +83,7 @@ class Reactor:
     def _timeout_s(self) -> float | None:
         deadlines = [p.deadline for p in self._futures if p.deadline is not None]
         deadlines += [until for pump in self._resting for until in pump.resting.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return max(0.0, min(min(deadlines) - time.monotonic(), LONGEST_S)) if deadlines else None
 
     def _adopt(self) -> None:
         os.read(self._wake_read, 4096)

@@ -571,7 +571,8 @@ class Sandbox:
             "labels": labels,
             "secrets": secrets,
         }
-        self._check_mark(at)
+        if at is not None:
+            self._check_mark(at)
         # With the network policy that holds now.
         now = self.spec.altered(network=self._inner.spec.network)
         wanted = spec_of(now, self.id, **given)
@@ -647,9 +648,7 @@ class Sandbox:
             self.terminate()
             raise
 
-    def _check_mark(self, mark: Mark | None) -> None:
-        if mark is None:
-            return
+    def _check_mark(self, mark: Mark) -> None:
         from .marks import Mark
 
         if not isinstance(mark, Mark):
@@ -753,6 +752,13 @@ class Sandbox:
             self.terminate()
 
     if not TYPE_CHECKING:  # for checkers a wrong name is an error
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name[0] != "_" and name not in self.__dict__:
+                from ..model.mistakes import check_assignment
+
+                check_assignment(self, name)
+            object.__setattr__(self, name, value)
 
         def __getattr__(self, name: str) -> object:
             from ..model.mistakes import no_attribute

@@ -56,6 +56,16 @@ class Template:
     environment /opt/venv, and copies; all of it is read-only in sandboxes.
     """
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *parts: object, **options: object) -> Template:
+            if not parts and not options:
+                what = (
+                    "Template() is not a constructor: use Template.from_host() or from_image(NAME)"
+                )
+                raise TypeError(what)
+            return object.__new__(cls)
+
     image: str = ""
     _plan: tuple[_Step | Mapping[str, Any], ...] = ()
 
@@ -67,7 +77,7 @@ class Template:
     @classmethod
     def from_host(cls) -> Template:
         """Start from the host's programs, as a sandbox without an image has them."""
-        return cls()
+        return cls("")
 
     def pip_install(
         self,

@@ -52,7 +52,9 @@ class PoolConfig(Model):
                 known = ", ".join(self.profiles)
                 checks.refuse(f"warm_profiles[{i}]", f"no profile {name!r}", f"one of {known}")
         if self.min_warm * len(self.warm_profiles) > self.max_warm:
-            checks.refuse("min_warm", "times the number of warm profiles exceeds max_warm")
+            most = self.max_warm // len(self.warm_profiles)
+            what = "times the number of warm profiles exceeds max_warm"
+            checks.refuse("min_warm", what, f"at most {most}, or raise max_warm")
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields."""

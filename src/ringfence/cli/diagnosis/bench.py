@@ -45,6 +45,9 @@ def _check(words: Sequence[str]) -> None:
     from ...errors import InvalidRequest
 
     for word in words:
+        if word.startswith("-"):
+            hint = f"options stand before the measures: see `ringfence {BENCH.name} --help`"
+            raise InvalidRequest(f"{word} stands behind a measure", field="OPTION", hint=hint)
         if word not in BENCH.words.split():
             raise InvalidRequest(
                 f"no measure {word!r}", field="MEASURE", hint=f"one of {BENCH.words}"

@@ -135,7 +135,7 @@ def pool(argv: Sequence[str]) -> int:
             verb_of(POOL, words)
             changes = remote.key_values(words[1:], "NAME=VALUE")
             if not changes:
-                raise InvalidRequest("no NAME=VALUE given", field="NAME=VALUE")
+                raise InvalidRequest("is missing", field="NAME=VALUE", hint="as min_warm=4")
             found = client.change_pool(**{name: _value(text) for name, text in changes.items()})
         else:
             found = client.pool()

@@ -498,6 +498,13 @@ class AsyncRemoteSandbox:
 
     if not TYPE_CHECKING:  # for checkers a wrong name is an error
 
+        def __setattr__(self, name: str, value: object) -> None:
+            if name[0] != "_" and name not in self.__dict__:
+                from ...model.mistakes import check_assignment
+
+                check_assignment(self, name)
+            object.__setattr__(self, name, value)
+
         def __getattr__(self, name: str) -> object:
             from ...model.mistakes import no_attribute
 

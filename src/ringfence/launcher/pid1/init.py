@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..cgroups import Apart
     from ..plan import Plan
 
+_LONGEST_S = 86_400.0  # poll(2) takes milliseconds as an int: 24 days
 _PASSES = 100  # of looking for a process that is not stopped yet; two are the rule
 _CROWD = 64  # so many processes are stopped by one call, together with everything else
 _PREFER_FOR_OOM = b"500"
@@ -204,7 +205,7 @@ class Init:
         look_s = self.file_locks.wait_s(is_busy=bool(self.execs) or has_children())
         if look_s is not None:
             waits.append(look_s)
-        return max(0.0, min(waits)) * 1000 + 1 if waits else None
+        return max(0.0, min(*waits, _LONGEST_S)) * 1000 + 1 if waits else None
 
     def _serve_one(self) -> bool:
         message, fds = wire.receive(self.control)

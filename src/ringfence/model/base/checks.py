@@ -103,7 +103,8 @@ def name(value: object, field: str) -> str:
     """A short lower-case name, such as a template's or a profile's; never a path."""
     value = text(value, field, empty=False)
     if len(value) > 63 or not _NAME.issuperset(value) or value[0] in "-.":
-        refuse(field, f"{value!r} is not a name: use up to 63 of a-z 0-9 _ - .")
+        hint = "default: os_hardened" if field == "profile" else ""
+        refuse(field, f"{value!r} is not a name: use up to 63 of a-z 0-9 _ - .", hint)
     return value
 
 
@@ -283,7 +284,8 @@ def absolute_path(value: object, field: str) -> str:
     given = normal_path(value, field)
     if not given.startswith("/"):
         example = given.lstrip("./") or "work"
-        refuse(field, f"{value!r} is not an absolute path", f"as /{example}")
+        hint = "the home directory is /home/sandbox" if given[:1] == "~" else f"as /{example}"
+        refuse(field, f"{value!r} is not an absolute path", hint)
     return given
 
 

@@ -70,7 +70,7 @@ class UnknownKey(InvalidRequest):
     def __init__(self, key: str, what: str, known: tuple[str, ...]) -> None:
         from ..mistakes import meant
 
-        super().__init__(f"unknown key in {what}", field=key, hint=meant(key, known))
+        super().__init__(f"unknown key in {what}", field=key, hint=meant(key, known, of=what))
         self.what, self.known = what, known
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,8 +98,11 @@ def json_object(data: object, what: str, hint: str = "") -> dict[str, Any]:
     return dict(data.items())
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, *, unique: bool = False) -> Any:
     """Parse JSON text.
+
+    Args:
+        unique: Refuse an object that has a name twice, as a file that a person wrote may.
 
     Raises:
         BadJson: It is not JSON, or nested deeper than Python can follow.
@@ -107,9 +110,18 @@ def loads(text: str | bytes) -> Any:
     import json
 
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once) if unique else json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise BadJson(f"not JSON: {exc}") from exc
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} is there twice")
+        found[name] = value
+    return found
 
 
 def within(field: str, read: Callable[[Any], Any], value: object) -> Any:

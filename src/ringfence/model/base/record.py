@@ -83,7 +83,7 @@ def _initializer(
             name = next(name for name in kwargs if name not in blank)
             from ..mistakes import meant
 
-            hint = meant(name, names)
+            hint = meant(name, names, of=cls.__name__)
             raise _wrong(cls, f"got an unexpected keyword argument {name!r} ({hint})")
         if not kwargs.keys() >= required:
             name = next(name for name in names if name in required - kwargs.keys())

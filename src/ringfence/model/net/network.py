@@ -145,7 +145,8 @@ class NetworkPolicy(Model):
         rules = _split(given)
         for word in ("none", UNRESTRICTED):
             if word in rules:
-                checks.refuse("network", f"{word} cannot be combined with hosts")
+                hint = f"remove {word}, or the hosts"
+                checks.refuse("network", f"{word} cannot be combined with hosts", hint)
         policy: NetworkPolicy = jsonform.within(
             "network", lambda some: cls(LIMITED, some, learn=learn), rules
         )
