@@ -60,6 +60,13 @@ def test_a_timeout_ends_the_tree_in_time_and_keeps_the_output() -> None:
     assert took_s >= 1.0
 
 
+def test_a_timeout_of_many_days() -> None:
+    """poll(2) takes 24 days at most."""
+    result = run("--timeout", "1440h", "--", "echo", "x")
+
+    assert (0, b"x\n") == (result.returncode, result.stdout)
+
+
 def test_a_timeout_with_a_reader_that_stands_still_returns_all_the_same() -> None:
     with start("--timeout", "500ms", "--", "yes", stdout=subprocess.PIPE) as process:
         assert 124 == process.wait(PATIENCE_S)

@@ -42,6 +42,16 @@ def test_one_that_outlasts_whoever_attends_it_is_driven_on(execs: Execs, live: L
     assert not begun.running
 
 
+def test_a_timeout_of_a_year_ends_nobody_elses(execs: Execs, live: Live) -> None:
+    """epoll_wait(2) takes 24 days at most; an error there ended the thread that drives every exec."""
+    year = execs.start(live, replace(CAT, timeout_s=366 * 86_400.0))
+    other = execs.start(live, CAT)
+    for each in (other, year):
+        each.end_input()
+        each.done.result(PATIENCE_S)
+        assert "ended" == each.view().state
+
+
 def test_one_that_ends_in_time_is_over_when_it_is_returned(
     execs: Execs, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

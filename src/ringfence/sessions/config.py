@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
 from ..model.client_session import SessionTimeouts
@@ -12,7 +10,11 @@ from ..model.spec import SandboxSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from ..model.base.record import dataclass, field
+
 
 DEFAULT = "default"
 _DAY_S = 86_400.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..base import checks, jsonform
 from ..base.checks import FrozenMap
 from ..base.model import Model
@@ -14,7 +12,11 @@ from ..net.network import NetworkPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any, Self
+else:
+    from ..base.record import dataclass, field
+
 
 _DAY_S = 86_400.0
 _YEAR_S = 366 * _DAY_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -16,7 +15,11 @@ from ..spec import LIGHT, TIERS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any, Self
+else:
+    from ..base.record import dataclass, field
+
 
 _YEAR_S = 366 * 86_400
 _MOST_MIB = 2**26  # as `Limits.memory_bytes`

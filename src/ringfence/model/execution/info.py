@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..base import jsonform
 from ..base.checks import FrozenMap
 from ..base.model import Model
@@ -14,7 +12,11 @@ from .execution import ExecutionStatus, TierSupport
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import dataclass, field
     from typing import Any
+else:
+    from ..base.record import dataclass, field
+
 
 _HOST_PATHS = ("allowed_paths", "denied_paths")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ...backends.registry import DEFAULT
@@ -24,10 +23,14 @@ from .shell import PersistentShell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from dataclasses import dataclass, field
 
     from ...backends.protocol import Backend
     from ...model.execs.exec import ExecResult
     from ..manager import SessionManager
+else:
+    from ...model.base.record import dataclass, field
+
 
 WORKSPACE = "/workspace"
 HOST_USERLAND = "default"

@@ -51,6 +51,11 @@ class Endings(ConformanceBase):
 
         assert result.ok
 
+    def test_a_timeout_of_a_year(self, sandbox: Lab) -> None:
+        """It is more milliseconds than poll(2) takes, here and in what runs inside."""
+        assert sandbox.run("true", timeout_s=366 * 86_400).ok
+        assert sandbox.run("true").ok
+
     def test_ending_in_time_is_no_timeout(self, sandbox: Lab) -> None:
         result = sandbox.run("true", timeout_s=self.patience_s)
 
