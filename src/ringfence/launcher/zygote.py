@@ -208,6 +208,8 @@ class Zygote(Parent):
 
     def claimed(self, sandbox_id: str, _fds: list[int]) -> None:
         """The host has claimed this prebuilt sandbox, which needs nothing more of us."""
+        if self.expected is not None and self.expected.shape["id"] == sandbox_id:
+            self.expected.rehearses = False
         self.build_expected()
         if sandbox_id in self.complete:
             newborn.prefer(self.complete.pop(sandbox_id))

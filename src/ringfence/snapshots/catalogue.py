@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _FORMAT = 1
+_MOST_KNOWN = 64
+_known: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
+"""Checked descriptions, and the state of their files then, by path."""
 _PARTIAL = ".partial-"
 _DESCRIPTION, _DELETED = "snapshot.json", "deleted.json"
 _MEMORY = "memory.img"
@@ -208,6 +211,14 @@ class Catalogue:
         except Exception as exc:
             raise SnapshotCorrupt(f"{snapshot_id}: {exc}", hint="delete it") from exc
 
+    def lower(self, snapshot_id: str) -> tuple[str, ...]:
+        """Return the snapshots below one, the uppermost first.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `describe`.
+        """
+        return tuple(self._describe(self._path(snapshot_id), snapshot_id).get("lower", ()))
+
     def is_layer(self, snapshot_id: str) -> bool:
         """Return whether a snapshot, deleted or not, lies over others or over an image.
 
@@ -315,8 +326,14 @@ class Catalogue:
 
     def _describe(self, place: str, snapshot_id: str, *, deleted: bool = False) -> dict[str, Any]:
         name = _DELETED if deleted and _is_deleted(place) else _DESCRIPTION
+        path = os.path.join(place, name)
         try:
-            with open(os.path.join(place, name), encoding="utf-8") as file:
+            with open(path, encoding="utf-8") as file:
+                info = os.fstat(file.fileno())
+                seen = info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns
+                known = _known.get(path)
+                if known is not None and known[0] == seen:
+                    return known[1]
                 form = json.load(file)
         except FileNotFoundError:
             raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
@@ -331,6 +348,9 @@ class Catalogue:
         # A changed limit or mount is as bad as changed content.
         if form.pop("check", "") != _check(form):
             raise SnapshotCorrupt(f"{snapshot_id}: its description is damaged", hint="delete it")
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[path] = seen, form
         return form
 
 

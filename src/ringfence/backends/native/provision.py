@@ -157,6 +157,7 @@ class Provision:
         from .sandbox import NativeSandbox
 
         sandbox = NativeSandbox(self._runtime, draft, ours, plan, self._zygote)
+        sandbox.furniture = b"" if plan["steps"] or draft.base else self._shape["template"]
         self._runtime.handover.expect(sandbox)
         if prebuilt is not None and prebuilt.meanwhile is not None:
             prebuilt.meanwhile()

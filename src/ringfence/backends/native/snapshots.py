@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
     from ..local.mounts.images import Held
+    from .fresh import Fresh
     from .live import LiveSandbox
     from .profiles import Profile
     from .request import Base, Over
@@ -123,6 +124,7 @@ def writable_layer(sandbox: LiveSandbox, names: int) -> Helper:
 
 def restore(
     provision: Callable[[SandboxSpec, Over | None], T],
+    fresh: Fresh,
     catalogue: Catalogue,
     profiles: dict[str, Profile],
     snapshot_id: str,
@@ -137,11 +139,14 @@ def restore(
     Raises:
         SnapshotNotFound, SnapshotCorrupt: As `Catalogue.open`; nothing was made.
     """
-    _saved, taken_under, lower = catalogue.describe(snapshot_id)
-    again = spec or replace(taken_under, id=None, secrets=dict(secrets))
+    if spec is None:
+        _saved, taken_under, lower = catalogue.describe(snapshot_id)
+        spec = replace(taken_under, id=None, secrets=dict(secrets))
+    else:
+        lower = catalogue.lower(snapshot_id)
     chain = snapshot_id, *lower
     # Root inside has more ids than an unpacked snapshot shows.
-    is_layered = not profile_named(again.profile, profiles).root_capabilities
+    is_layered = not profile_named(spec.profile, profiles).root_capabilities
     with ExitStack() as stack:
         contents: list[int] = []
 
@@ -161,10 +166,12 @@ def restore(
                 raise
             return base
 
-        sandbox = provision(again, over)
+        sandbox = provision(spec, over)
         try:
             for number, each in enumerate(contents):
-                load(sandbox, each, is_whole=number == 0 and sandbox.base is None)
+                is_whole = number == 0 and sandbox.base is None
+                if not (is_whole and fresh.has(sandbox, each)):
+                    load(sandbox, each, is_whole=is_whole)
         except BaseException:
             sandbox.terminate()
             raise

@@ -22,6 +22,7 @@ SUCCESS, ANYTHING, EXACTLY, BRANCH, SOME = range(5)
 JUMP, STATUS, BARRIER, RETURN = -1, -2, -3, -4
 _STEP = struct.Struct("=10Q")  # number, six arguments, expectation, its value, the answer
 _ALL = (1 << 64) - 1
+_ZEROS = (0,) * 6
 
 CODE = bytes.fromhex(
     "4889fb"  # mov rbx, rdi: the first step
@@ -43,18 +44,18 @@ CODE = bytes.fromhex(
     "80fa02"  # cmp dl, EXACTLY
     "741a"  # je equal
     "4885c0"  # test rax, rax
-    "785e"  # js failed
+    "7878"  # js failed
     "80fa03"  # cmp dl, BRANCH
     "7417"  # je branch
     "80fa04"  # cmp dl, SOME
     "7505"  # jne next
     "4885c0"  # test rax, rax
-    "744f"  # je failed
+    "7469"  # je failed
     "4883c350"  # next: add rbx, 80
     "ebb2"  # jmp step
     "4839c8"  # equal: cmp rax, rcx
     "74f5"  # je next
-    "eb42"  # jmp failed
+    "eb5c"  # jmp failed
     "4885c0"  # branch: test rax, rax
     "75ee"  # jne next
     "4889cb"  # mov rbx, rcx
@@ -73,12 +74,20 @@ CODE = bytes.fromhex(
     "4989fc"  # status: mov r12, rdi
     "ebc6"  # jmp next
     "f0ff0f"  # barrier: lock dec dword [rdi]
-    "833f00"  # wait: cmp dword [rdi], 0
-    "74be"  # je next
-    "b818000000"  # mov eax, SYS_sched_yield
+    "7417"  # jz wake
+    "8b17"  # wait: mov edx, [rdi]
+    "85d2"  # test edx, edx
+    "74bb"  # jz next
+    "be80000000"  # mov esi, FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+    "4531d2"  # xor r10d, r10d: no timeout
+    "b8ca000000"  # mov eax, SYS_futex
     "0f05"  # syscall
-    "488b7b08"  # mov rdi, [rbx+8]
-    "ebee"  # jmp wait
+    "ebe9"  # jmp wait
+    "be81000000"  # wake: mov esi, FUTEX_WAKE | FUTEX_PRIVATE_FLAG
+    "baffffff7f"  # mov edx, INT_MAX
+    "b8ca000000"  # mov eax, SYS_futex
+    "0f05"  # syscall
+    "eb97"  # jmp next
     "48894348"  # failed: mov [rbx+72], rax
     "b801000000"  # mov eax, SYS_write
     "4c89e7"  # mov rdi, r12
@@ -117,8 +126,8 @@ class Steps:
 
     def add(self, number: int, *arguments: Any, expect: int = SUCCESS, value: Any = 0) -> None:
         """Add a step."""
-        padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
-        self._now.append((number, *padded, expect, value, 0))
+        padding = _ZEROS[len(arguments) :]
+        self._now.append((number, *arguments, *padding, expect, value, 0))
 
     def exactly(self, value: int, number: int, *arguments: Any) -> None:
         """Add a step whose answer is known."""
@@ -154,8 +163,11 @@ class Steps:
         return bytes(self._data)
 
     def _write(self, at: int, step: tuple[Any, ...], places: dict[str, int]) -> None:
-        words = [places[each.name] if isinstance(each, Label) else each & _ALL for each in step]
-        _STEP.pack_into(self._data, at, *words)
+        try:
+            _STEP.pack_into(self._data, at, *step)
+        except struct.error:  # type: ignore[attr-defined]  # a label, or a negative number
+            words = [places[each.name] if isinstance(each, Label) else each & _ALL for each in step]
+            _STEP.pack_into(self._data, at, *words)
 
 
 def failure(record: bytes) -> OSError:
