@@ -578,7 +578,6 @@ class Sandbox:
         wanted = spec_of(now, self.id, **given)
         applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), self.id, **given)
         mark = at or self.mark(processes=processes)
-        made: list[Sandbox] = []
 
         def make(inner: BackendSandbox) -> Sandbox:
             fork = type(self)(inner, wanted)
@@ -587,16 +586,10 @@ class Sandbox:
             return fork
 
         try:
-            for _ in range(n):
-                made.append(mark.branch(make, applied))
-        except BaseException:
-            for each in made:
-                each.terminate()
-            raise
+            return mark.branches(n, make, applied)
         finally:
             if at is None:
                 mark.close()
-        return made
 
     def mark(self, *, processes: str = "auto") -> Mark:
         """Keep this moment, its files and contexts, for `rewind` and `fork(at=)`; the sandbox goes on.

@@ -7,6 +7,7 @@ import marshal
 import os
 import signal
 import time
+from _thread import allocate_lock
 from functools import partial
 
 from ...errors import IsolationError, SandboxLost, Unsupported
@@ -50,6 +51,7 @@ class NativeTemplate(ProcessTemplate):
     def __init__(self, sandbox: NativeSandbox, run: LocalExec) -> None:
         ours, theirs = wire.socketpair()
         self._control, self._name, self._number = ours, run.id, run.number
+        self._turn = allocate_lock()
         try:
             _body, (self._pidfd,) = sandbox.zygote.ask("enter", {"op": "live"}, [theirs.fileno()])
         except BaseException:
@@ -154,8 +156,9 @@ class NativeTemplate(ProcessTemplate):
 
     def _ask(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
         try:
-            wire.send(self._control, (verb, argument), list(fds))
-            body, _fds = answer(self._control, timeout_s)
+            with self._turn:
+                wire.send(self._control, (verb, argument), list(fds))
+                body, _fds = answer(self._control, timeout_s)
         except Refused as exc:
             why = exc.strerror or str(exc)
             if exc.errno == errno.ENOTTY:
