@@ -9,7 +9,6 @@ from ..local.host import cgroups
 from ..local.host.facts import ExplainedFileLimit
 from ..optional import Durable, ProfileStore
 from . import ids
-from .fresh import Fresh
 from .prebuilt.prebuilder import Prebuilder
 from .profiles import BUILT_IN, Profile, profile_named
 from .provision import Provision
@@ -69,7 +68,6 @@ class NativeBackend(Runtime, Durable, ProfileStore):
 
                 self.handover = Handover(self, FdStore(restart_dir, outlive_s))
         self.prebuilder = Prebuilder(self, prebuilt_s)
-        self.fresh = Fresh()
         self._prewarming: Prewarming | None = None
 
     def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
@@ -200,13 +198,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         from . import snapshots
 
         return snapshots.restore(
-            self.provision,
-            self.fresh,
-            self.catalogue(),
-            self.profiles,
-            snapshot_id,
-            spec,
-            secrets or {},
+            self.provision, self.catalogue(), self.profiles, snapshot_id, spec, secrets or {}
         )
 
     def delete_snapshot(self, snapshot_id: str) -> None:

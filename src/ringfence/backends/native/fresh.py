@@ -24,36 +24,34 @@ _MOST_BYTES = 1 << 18
 _AT_ONCE_S = 1.0
 
 
-class Fresh:
-    """What fresh sandboxes of a backend have, by the furniture that they were made of."""
+_known: dict[bytes, Members | None] = {}
+"""What fresh sandboxes have, by the furniture that they were made of."""
+_lasts: list[tuple[object, ...]] = [()]  # of the last stream that had no more
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, Members | None] = {}
-        self._last: tuple[object, ...] = ()  # what was found to have no more
 
-    def has(self, sandbox: LiveSandbox, content: int) -> bool:
-        """Return whether `sandbox`, in which nothing ran yet, has all that is in a stream already.
+def has(sandbox: LiveSandbox, content: int) -> bool:
+    """Return whether `sandbox`, in which nothing ran yet, has all that is in a stream already.
 
-        The first stream that is compared with furniture is always said to have more: a process that restores
-        one sandbox shall not read what that has.
-        """
-        furniture, info = sandbox.furniture, os.fstat(content)
-        if not furniture or info.st_size > _MOST_BYTES:
-            return False
-        asked = furniture, info.st_dev, info.st_ino, info.st_ctime_ns
-        if asked == self._last:
-            return True
-        if furniture not in self._known:
-            self._known[furniture] = None
-            return False
-        wanted = _members(os.pread(content, _MOST_BYTES, 0))
-        if wanted is None:
-            return False
-        known = self._known[furniture] = self._known[furniture] or _read(sandbox)
-        if wanted.items() <= known.items():
-            self._last = asked
-            return True
+    The first stream that is compared with furniture is always said to have more: a process that restores
+    one sandbox shall not read what that has.
+    """
+    furniture, info = sandbox.furniture, os.fstat(content)
+    if not furniture or info.st_size > _MOST_BYTES:
         return False
+    asked = furniture, info.st_dev, info.st_ino, info.st_ctime_ns
+    if asked == _lasts[0]:
+        return True
+    if furniture not in _known:
+        _known[furniture] = None
+        return False
+    wanted = _members(os.pread(content, _MOST_BYTES, 0))
+    if wanted is None:
+        return False
+    known = _known[furniture] = _known[furniture] or _read(sandbox)
+    if wanted.items() <= known.items():
+        _lasts[0] = asked
+        return True
+    return False
 
 
 def _read(sandbox: LiveSandbox) -> Members:

@@ -64,7 +64,7 @@ class LiveSandbox(InCgroup):
         self.host_directory = draft.host_directory
         self.base = draft.base
         self.lower = draft.base.lower if draft.base is not None else ()
-        self.furniture = b""  # packed, where its root has nothing else; see `Fresh`
+        self.furniture = b""  # packed, where its root has nothing else; see `fresh`
         self.pid, self.zygote = 0, zygote
         self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
         self.protected, self.note = draft.protected, draft.note

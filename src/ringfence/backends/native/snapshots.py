@@ -14,6 +14,7 @@ from ...snapshots.layers import as_file
 from ..local.answers import Refused
 from ..local.mounts import layered
 from ..local.mounts.layered import Layered
+from . import fresh
 from .inner import replay, send
 from .profiles import profile_named
 from .trees import Helper
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
     from ..local.mounts.images import Held
-    from .fresh import Fresh
     from .live import LiveSandbox
     from .profiles import Profile
     from .request import Base, Over
@@ -124,7 +124,6 @@ def writable_layer(sandbox: LiveSandbox, names: int) -> Helper:
 
 def restore(
     provision: Callable[[SandboxSpec, Over | None], T],
-    fresh: Fresh,
     catalogue: Catalogue,
     profiles: dict[str, Profile],
     snapshot_id: str,
