@@ -27,6 +27,7 @@ from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
+SECONDS = float(os.environ.get("RINGFENCE_RACE_S", "2"))
 CHMOD = [str(number) for number, name in judged_calls().items() if "chmod" in name]
 
 
@@ -256,12 +257,12 @@ os._exit(0)
 """
 
 
+@pytest.mark.timeout(150 + SECONDS)
 def test_swapped_paths_links_descriptors_and_directories_reach_nothing_outside(
     sandbox: Sandbox, outside: Path
 ) -> None:
-    seconds = os.environ.get("RINGFENCE_RACE_S", "2")
     before = state(outside)
-    ran = sandbox.exec([PYTHON, "-c", RACES, str(outside), seconds], timeout_s=120 + float(seconds))
+    ran = sandbox.exec([PYTHON, "-c", RACES, str(outside), str(SECONDS)], timeout_s=120 + SECONDS)
     assert ran.ok, ran
     done, refused = map(int, ran.text.split())
 

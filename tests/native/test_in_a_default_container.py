@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
+import sys
+import sysconfig
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ringfence
 from tests.engine import running_engine
 from tests.features import require
+from tests.native.service_there import EVERYTHING
 
 pytestmark = [pytest.mark.full, pytest.mark.root]  # an engine of one's own takes root
 SOURCE = Path(ringfence.__file__).parents[1]
@@ -101,15 +106,32 @@ def engine() -> Iterator[list[str]]:
         yield docker
 
 
-@pytest.mark.parametrize("user", [0, 1000])
-def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> None:
+def run(engine: list[str], user: int, *argv: str, volumes: dict[str, str] | None = None) -> Any:
+    """Run Python in a new container; what it printed, which is JSON."""
     options = ["--rm", "--network=none", f"--user={user}", "--tmpfs=/home:mode=1777,exec"]
-    options += ["-eHOME=/home", "-ePYTHONPATH=/src", "-ePYTHONDONTWRITEBYTECODE=1"]
-    options += ["-v/usr:/usr:ro", f"-v{SOURCE}:/src:ro"]
-    command = [*engine, "run", *options, "root", "/usr/bin/python3", "-c", WORK]
+    path = ":".join(["/src", *(volumes or {}).values()])
+    options += ["-eHOME=/home", f"-ePYTHONPATH={path}", "-ePYTHONDONTWRITEBYTECODE=1"]
+    for source, target in {"/usr": "/usr", str(SOURCE): "/src", **(volumes or {})}.items():
+        options += [f"-v{source}:{target}:ro"]
+    command = [*engine, "run", *options, "root", "/usr/bin/python3", *argv]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert 0 == ran.returncode, ran.stderr
-    found = json.loads(ran.stdout)
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_every_part_of_the_service_works(engine: list[str], user: int) -> None:
+    there = {sysconfig.get_path("purelib"): "/site", str(Path(__file__).parent): "/tests"}
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" not in os.path.realpath("/usr/bin/python3"):
+        pytest.skip("the packages of this Python are not those of the container's")
+    found = run(engine, user, "/tests/service_there.py", "/home", volumes=there)
+
+    assert found == EVERYTHING
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> None:
+    found = run(engine, user, "-c", WORK)
 
     assert 125 == found["refused"][0]
     assert "--anywhere" in found["refused"][2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Sandbox
+from ringfence.backends.landlock import stopping
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.backends.local.host.facts import host
@@ -23,6 +25,7 @@ from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
 from ringfence.sandbox.process import Process
 from tests.features import require
+from tests.native.service_there import EVERYTHING
 from tests.strangers import let_others_in
 
 pytestmark = pytest.mark.full
@@ -55,6 +58,16 @@ def of(sandbox: Sandbox) -> LandlockSandbox:
 def left(sandbox: Sandbox) -> list[int]:
     """Processes of the sandbox, as the host finds them: the agent among them."""
     return members(of(sandbox)._tag_base)
+
+
+def comes_to(pid: int, state: str) -> bool:
+    deadline = time.monotonic() + 20
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != state:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def none_is_left(sandbox: Sandbox) -> bool:
@@ -149,6 +162,23 @@ def test_files_of_the_host_are_out_of_reach(sandbox: Sandbox, tmp_path: Path) ->
     assert b"canary" == secret.read_bytes()
     assert (was.st_mode, was.st_mtime_ns) == (now.st_mode, now.st_mtime_ns)
     assert 1 == now.st_nlink
+
+
+MOVES = """
+import os
+os.mkdir('a'); os.mkdir('b'); open('a/f', 'w').close(); os.mkdir('a/d')
+os.rename('a/f', 'b/f'); os.rename('a/d', 'b/d'); os.link('b/f', 'a/g')
+print(os.stat('a/g').st_nlink, sorted(os.listdir('b')))
+for other in ('/etc/passwd', '/usr/bin/env'):
+    for do in (os.link, os.rename):
+        try: do(other, 'a/out')
+        except OSError: continue
+        print(do.__name__, other)
+"""
+
+
+def test_files_move_between_own_directories_only(sandbox: Sandbox) -> None:
+    assert "2 ['d', 'f']\n" == inside(sandbox, MOVES).text
 
 
 def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
@@ -259,6 +289,77 @@ def test_as_root_a_writable_mount_is_refused(tmp_path: Path) -> None:
         Sandbox.create(backend="landlock", mounts=[Mount(own, own, "read_write", protect=())])
     with pytest.raises(Unsupported, match="its own user"):
         Sandbox.create(backend="landlock", memory_dir=own)
+
+
+COUNTS = "n=0; while :; do n=$((n+1)); echo $n >> counted; done"
+TREE = """
+mkdir -p d/e; echo first > d/f; chmod 750 d; ln d/f linked; ln -s d/f sym; mkfifo d/p
+echo t > $TMPDIR/t
+"""
+
+
+def test_a_snapshot_copies_its_own_directories_at_one_moment(tmp_path: Path) -> None:
+    """Names are those of other backends, so that snapshots compare; programs go on afterwards."""
+    backend = LandlockBackend(state_dir=str(tmp_path / "saved"))
+    with Sandbox.create(backend=backend) as made:
+        assert made.shell(TREE).ok
+        counts = made.start(["sh", "-c", COUNTS])
+        saved = made.snapshot()
+        made.files.write("d/f", b"second")
+        changed = {each.path: each.change for each in made.changes(saved.id).items}
+        made.suspend()
+        still = made.snapshot()
+        made.resume()
+        counted = len(made.files.read("counted"))
+        while len(made.files.read("counted")) == counted:
+            pass
+        counts.kill()
+    with Sandbox.restore(saved.id, backend=backend) as restored:
+        told = restored.shell("cat linked sym $TMPDIR/t; stat -c '%a %h %F' d d/f d/p")
+    for each in (saved, still):
+        backend.delete_snapshot(each.id)
+    backend.close()
+
+    assert "changed" == changed["/home/sandbox/d/f"]
+    assert [
+        "first",
+        "first",
+        "t",
+        "750 3 directory",
+        "644 2 regular file",
+        "644 1 fifo",
+    ] == told.text.splitlines()
+
+
+def test_a_fork_has_the_files(sandbox: Sandbox) -> None:
+    sandbox.files.write("own", b"parent")
+    (fork,) = sandbox.fork(1)
+    with fork:
+        fork.files.write("own", b"child")
+
+    assert b"parent" == sandbox.files.read("own")
+
+
+STOPS = "import os; print('up', flush=True); os.kill(os.getpid(), 19)"
+
+
+def test_what_a_program_stopped_itself_stays_stopped(sandbox: Sandbox) -> None:
+    """Where no cgroup freezes, SIGSTOP suspends."""
+    inner = of(sandbox)
+    own = sandbox.start([PYTHON, "-c", STOPS])
+    assert b"up\n" == next(iter(own.stdout))
+    (number,) = [pid for pid in members(inner._tag_base) if pid != inner.pid]
+    assert comes_to(number, "T")
+    other = sandbox.start([PYTHON, "-uc", "input('up\\n')"], stream_stdin=True)
+    assert b"up\n" == next(iter(other.stdout))
+    stopped = stopping.stop(inner._tag_base, inner.pid)
+    (running,) = stopped
+    states = comes_to(running, "T"), running != number
+    stopping.go_on(inner._tag_base, stopped)
+    after = comes_to(running, "S"), comes_to(number, "T")
+
+    assert (True, True) == states
+    assert (True, True) == after
 
 
 def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
@@ -397,6 +498,31 @@ BEHIND_THE_FILTER = (
     "seccomp.install_filter(bytes.fromhex(sys.argv[1]))\n"
     "os.execv(sys.executable, [sys.executable, '-m', 'ringfence', 'run', *sys.argv[2:]])"
 )
+
+
+SERVICE = str(Path(__file__).with_name("service_there.py"))
+
+
+def test_every_part_of_the_service_works_where_namespaces_are_refused(tmp_path: Path) -> None:
+    """Server, contexts, sessions, pool, files, terminals, snapshots, kill -9 and restart."""
+    command = BEHIND_THE_FILTER.replace("'-m', 'ringfence', 'run', ", "")
+    assert EVERYTHING == _printed([command, refusing_filter().hex(), SERVICE, str(tmp_path)])
+
+
+def test_every_part_of_the_service_works_without_user_namespaces(tmp_path: Path) -> None:
+    """As an ordinary user with `user.max_user_namespaces=0`, of a namespace of the test's own."""
+    require("user namespaces")
+    if 0 == os.geteuid():
+        pytest.skip("it is about an ordinary user")
+    command = NONE_ALLOWED.replace("'-m', 'ringfence', 'run', ", "")
+    assert EVERYTHING == _printed([command, SERVICE, str(tmp_path)])
+
+
+def _printed(words: list[str]) -> object:
+    ran = subprocess.run(
+        [sys.executable, "-c", *words], stdout=subprocess.PIPE, text=True, check=True, timeout=200
+    )
+    return json.loads(ran.stdout)
 
 
 def run_refused(*options: str) -> subprocess.CompletedProcess[str]:

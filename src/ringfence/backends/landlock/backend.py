@@ -55,13 +55,14 @@ class LandlockBackend(CommandBackend):
     """See `Backend`. As host root, each sandbox runs as a user that nobody else is.
 
     Args:
-        state_dir: Not used: it saves nothing.
+        state_dir: Where snapshots are kept; None is this user's data directory.
         egress: Who decides about connections; None is the process that this one shares.
     """
 
     not_strong = "Landlock and filters share the host's kernel"
     not_root = "it maps no ids: root inside would be root on the host"
     no_images = "without a mount namespace the programs are the host's"
+    saves = True
 
     def __init__(
         self, *, state_dir: str | None = None, egress: Callable[[], Egress] | None = None
@@ -77,7 +78,7 @@ class LandlockBackend(CommandBackend):
         # Without a cgroup it is sampled. So are processes, but a bomb is faster than 50 ms.
         self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "network_bytes")))
         self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
-        self.saves = False
+        self.saves = True
         return found
 
     def check(self, spec: SandboxSpec) -> None:
@@ -107,6 +108,14 @@ class LandlockBackend(CommandBackend):
         made = super().provision(spec)
         assert isinstance(made, LandlockSandbox)
         return made
+
+    def provision_with(
+        self, spec: SandboxSpec, taken_under: SandboxSpec, content: int
+    ) -> LandlockSandbox:
+        del taken_under
+        sandbox = self.provision(spec)
+        sandbox.load(content)
+        return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
         slot = self._ids().take() if host().trusted_root else 0

@@ -101,6 +101,11 @@ class Place:
                 return self._names[target] + path[len(target) :]
         return path
 
+    def saved(self) -> list[tuple[str, str]]:
+        """Directories that a snapshot saves, and their names on other backends; the deepest names first."""
+        own = [(path, target) for target, path in self._names.items() if path in self.writable]
+        return sorted(own, key=lambda each: len(each[1]), reverse=True)
+
     def remove(self) -> None:
         """Precondition: nothing runs any more that could write here."""
         os.close(self._lock)

@@ -9,7 +9,7 @@ from ...policy.landlock import SCOPE_SIGNAL
 from ..local.agents.posture import AgentReader
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.protections import degraded, enforced, missing, protections_of
-from ..local.reports import FILES, QUOTAS, RULES, STOPPING, each_of, never, report_of
+from ..local.reports import QUOTAS, RULES, STOPPING, each_of, never, report_of
 from .rules import handled
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ LACKS = {
 
 _CAN = (
     *(can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, *RULES, can.SECRETS, can.CONNECT),
-    *(can.OPEN_FILES_LIMIT, can.PTY),
+    *(can.OPEN_FILES_LIMIT, can.PTY, *STOPPING, can.SNAPSHOT, can.RESTORE),
 )
 _NO_MOUNT = "it takes a mount namespace"
 _OWN_PATH = (
@@ -39,14 +39,14 @@ _OWN_PATH = (
 )
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "list the destinations",
-    **dict.fromkeys(FILES, _NO_MOUNT),
+    **dict.fromkeys((can.ATTACH, can.PROTECTED_PATHS, can.DENIED_PATHS), _NO_MOUNT),
     can.MOUNT: _OWN_PATH,
     **dict.fromkeys(
         QUOTAS, "its files are in a directory of the host, which has no quota for them"
     ),
     can.IMAGE: _NO_MOUNT,
-    can.MEMORY_SNAPSHOT: "it saves nothing",
-    can.FORK: "it saves nothing",
+    can.MEMORY_SNAPSHOT: "it saves files only",
+    can.FORK: "it copies files only, and no running processes",
     can.PREWARM: "it starts in one fork",
     can.GPU: "it shows no devices",
     can.IO_LIMIT: "what files move is not counted",
@@ -57,14 +57,11 @@ def backend_report(backend: LandlockBackend) -> BackendReport:
     """Found by making a real sandbox."""
 
     def abilities(
-        sandbox: LandlockSandbox, _protections: tuple[Protection, ...]
+        _sandbox: LandlockSandbox, _protections: tuple[Protection, ...]
     ) -> Iterable[Capability]:
-        group = sandbox.group
         yield from each_of((*_CAN, can.MEMORY_LIMIT))
         for name, field in ((can.PIDS_LIMIT, "pids"), (can.CPU_LIMIT, "cpus")):
             yield from each_of([name], "" if field in backend.held else backend.no_limits)
-        stops = "" if group.can_freeze else "no cgroup may be used to freeze the processes"
-        yield from each_of(STOPPING, stops)
         yield from never(_CANNOT)
 
     return report_of(

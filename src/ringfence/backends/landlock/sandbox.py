@@ -6,26 +6,32 @@ import _signal as signal
 import socket
 import time
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, IoError, LifecycleError
 from ...guest.without_namespaces.landlocked import kill_members
+from ...model.state import State
 from ...policy.trust import DIRECTORY
 from ..command.sandbox import CommandSandbox
 from ..local.agents.fileinfo import absolute
 from ..local.agents.guest import GuestSandbox
 from ..local.agents.guest_files import GuestFiles
+from ..local.answers import Refused, answer
 from ..local.host.accounts import Account
+from ..local.jailed import saving
+from . import stopping
 from .network import LandlockNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Mapping
     from typing import Any
 
     from ...launcher import wire
     from ...model.capabilities import Protection
     from ...model.net.network import NetworkPolicy
-    from ...model.session import ResolvedMount
+    from ...model.session import ResolvedMount, Snapshot
     from ...model.spec import SandboxSpec
+    from ...snapshots.catalogue import Catalogue
     from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted
     from ..local.network import SandboxNetwork
@@ -48,6 +54,7 @@ class LandlockSandbox(CommandSandbox):
     """
 
     place: Place  # type: ignore[assignment]
+    has_whiteouts = False  # a snapshot has all of its directories
 
     def __init__(
         self,
@@ -85,6 +92,8 @@ class LandlockSandbox(CommandSandbox):
             trusted,
         )
         self.network = LandlockNetwork(self, loopback, trusted)  # type: ignore[assignment]
+        self.can_suspend = True
+        self._stopped: set[int] = set()
         self.root = place.mapped(self.root)
         self.files = LandlockFiles(self)
 
@@ -126,6 +135,57 @@ class LandlockSandbox(CommandSandbox):
         from .report import sandbox_protections
 
         return sandbox_protections(self)
+
+    # -- standing still, and snapshots ------------------------------------------------------------
+
+    @property
+    def answers_frozen(self) -> bool:
+        """See `LocalSandbox`: signals stop the programs alone."""
+        return not self.group.can_freeze
+
+    def _freeze(self, frozen: bool) -> None:
+        if self.group.can_freeze:
+            super()._freeze(frozen)
+        elif frozen:
+            self._stopped = stopping.stop(self._tag_base, self.pid)
+        else:
+            stopping.go_on(self._tag_base, self._stopped)
+
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
+        """See `BackendSandbox`. The agent reads the files, so signals stop the programs meanwhile."""
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+            stopped = stopping.begin(
+                self._tag_base, self.pid
+            )  # they stay still when a cgroup lets the agent go on
+            try:
+                with self.awake():
+                    stopped |= stopping.stop(self._tag_base, self.pid)
+                    kept = catalogue or self.owner.catalogue()
+                    return saving.keep(self, kept, metadata, self._save)
+            finally:
+                stopping.go_on(self._tag_base, stopped)
+
+    def _save(self, pipe: int) -> None:
+        reply = self.request("save", (self.place.saved(),), (pipe,))
+        try:
+            answer(reply, None)
+        finally:
+            reply.close()
+
+    def load(self, content: int) -> None:
+        """Unpack a snapshot's files; on failure the sandbox is ended."""
+        reply = self.request("load", (self.place.path, self.place.saved()), (content,))
+        try:
+            answer(reply, None)
+        except Refused as exc:
+            self.terminate()
+            raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
+        finally:
+            reply.close()
+
+    # -- end --------------------------------------------------------------------------------------
 
     def _end(self, was_suspended: bool) -> None:
         """Have the guardian end everything: it sees that nobody is at the other end any more."""

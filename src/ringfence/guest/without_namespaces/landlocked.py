@@ -28,7 +28,8 @@ from .sockets import Sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from tarfile import TarInfo
     from typing import NoReturn
 
     from ..settings import Settings
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 TAGS = 1 << 20
 _MAKE_CHAR = 1 << 6  # LANDLOCK_ACCESS_FS_MAKE_CHAR: a ruleset needs one; granted nowhere at all
+# LANDLOCK_ACCESS_FS_REFER: a ruleset that does not handle it refuses links and renames between directories.
+_REFER = 1 << 13
 _PAUSE_S = 0.001
 
 
@@ -204,7 +207,8 @@ def confine(handled: tuple[int, int, int, int], refused: bytes) -> None:
     No process of an exec can signal or trace the agent, or the processes of another exec.
     """
     _files, network, scoped, abi = handled
-    ruleset = landlock.create_ruleset(_MAKE_CHAR, network, scoped, abi=abi)
+    ruleset = landlock.create_ruleset(_MAKE_CHAR | _REFER, network, scoped, abi=abi)
+    landlock.allow_beneath(ruleset, "/", _REFER)  # the agent's own domain judges them
     landlock.restrict_self(ruleset)
     os.close(ruleset)
     seccomp.install_filter(refused)
@@ -229,8 +233,14 @@ def _is_member(pid: int, base: int) -> bool:
 
 
 def kill_members(base: int) -> bool:
-    """Send SIGKILL to them, by descriptors: a number may be another process's by then."""
+    """Send SIGKILL to them."""
     found = members(base)
+    signal_members(found, base, signal.SIGKILL)
+    return bool(found)
+
+
+def signal_members(found: Iterable[int], base: int, signum: int) -> None:
+    """Send a signal by descriptors: a number may be another process's by then."""
     for pid in found:
         try:
             pidfd = os.pidfd_open(pid)
@@ -238,12 +248,11 @@ def kill_members(base: int) -> bool:
             continue
         try:
             if _is_member(pid, base):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, signum)
         except ProcessLookupError:
             pass
         finally:
             os.close(pidfd)
-    return bool(found)
 
 
 def end_all(base: int) -> None:
@@ -353,7 +362,51 @@ class LandlockAgent(Agent):
         """See `Agent`: to the address at which a server of the sandbox's really listens."""
         return self.sockets.dial(version, port)
 
+    def _do_save(self, reply: wire.Socket, fds: list[int], places: list[tuple[str, str]]) -> None:
+        """Write the trees at these paths, under these names, to the pipe that came along, as tar."""
+        become = users.become_for_good(self.settings["uid"])
+        self._by_child(reply, fds, become, functools.partial(_pack, fds[0], places))
+
+    def _do_load(
+        self, reply: wire.Socket, fds: list[int], root: str, places: list[tuple[str, str]]
+    ) -> None:
+        """Unpack what `save` has written, below `root`."""
+        become = users.become_for_good(self.settings["uid"])
+        self._by_child(reply, fds, become, functools.partial(_unpack, fds[0], root, places))
+
     def _do_network(self, _reply: wire.Socket, _fds: list[int], way: Way | None) -> bytes:
         """Take another way out, after a change of the policy."""
         self.sockets.network["way"] = way
         return b""
+
+
+def _pack(out: int, places: list[tuple[str, str]]) -> None:
+    from ...launcher.helpers import tars, trees  # tarfile is large, and few agents save
+
+    with tars.Writer(out) as tar:
+        packer = trees.Packer(tar, os.lstat(places[0][0]).st_dev, None)
+        for path, name in places:
+            trees.pack_whole(packer, path, f".{name}")
+
+
+def _unpack(content: int, root: str, places: list[tuple[str, str]]) -> None:
+    from ...launcher.helpers import trees
+
+    def prepare(member: TarInfo, _target: str) -> bool:
+        member.uid, member.gid = os.getuid(), os.getgid()  # there is nobody else
+        return True
+
+    place = functools.partial(_place, root, places)
+    trees.unpack(content, root, one_file_system=True, prepare=prepare, place=place)
+
+
+def _place(root: str, places: list[tuple[str, str]], name: str) -> str:
+    """Where in this sandbox's directories a saved name is.
+
+    Raises:
+        OSError: EINVAL where it has no such directory.
+    """
+    for path, saved in places:
+        if name == f".{saved}" or name.startswith(f".{saved}/"):
+            return f"{path[len(root) + 1 :]}{name[len(saved) + 1 :]}"
+    raise OSError(errno.EINVAL, "has no place in this sandbox", name)

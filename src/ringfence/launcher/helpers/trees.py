@@ -45,8 +45,8 @@ def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None)
         pack_whole(Packer(tar, device if one_file_system else -1, progress), path)
 
 
-def pack_whole(packer: Packer, path: str) -> None:
-    """Add the tree at `path` as the whole of a stream.
+def pack_whole(packer: Packer, path: str, name: str = ".") -> None:
+    """Add the tree at `path` as `name`, by default as the whole of a stream.
 
     Raises:
         OSError: ENAMETOOLONG where it is some 8,000 directories deep.
@@ -54,7 +54,7 @@ def pack_whole(packer: Packer, path: str) -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _MOST_FRAMES))
     try:
-        packer.add(path, ".")
+        packer.add(path, name)
     except RecursionError as exc:
         why = "more directories in one another than can be packed"
         raise OSError(errno.ENAMETOOLONG, why, path) from exc
@@ -193,7 +193,9 @@ class Packer:
             self._progress(self._tar.offset, path)
 
 
-def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None) -> None:
+def unpack(
+    stream: int, path: str, *, one_file_system: bool, prepare: Any = None, place: Any = None
+) -> None:
     """Unpack a tar stream below `path`, creating it; existing files are replaced.
 
     Whoever sent the stream may write below `path` and nowhere else: a name that climbs, or that goes
@@ -202,14 +204,15 @@ def unpack(stream: int, path: str, *, one_file_system: bool, prepare: Any = None
     Args:
         one_file_system: Restoring a snapshot: owners are restored too.
         prepare: Called with each member and its path; false where there is nothing to extract.
+        place: Called with each name in the stream; returns the one below `path`. None: the same.
     """
     try:
-        _unpack(stream, path, one_file_system, prepare)
+        _unpack(stream, path, one_file_system, prepare, place)
     except tarfile.TarError as exc:
         raise OSError(errno.EINVAL, f"is not a whole, uncompressed tar stream: {exc}") from exc
 
 
-def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None:
+def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any, place: Any) -> None:
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
@@ -217,6 +220,9 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any) -> None
     with tars.Reader(stream, closefd=True) as tar:
         for member in tar:
             member.mode &= 0o1777  # no setuid: the filter would refuse it too
+            if place is not None:
+                member.name = place(member.name)
+                member.linkname = place(member.linkname) if member.islnk() else member.linkname
             target = way.to(member.name)
             if prepare is not None and not prepare(member, target):
                 continue
