@@ -46,7 +46,35 @@ class Lab:
 
     def mounted(self, **options: Any) -> Sandbox:
         """A new sandbox that shows the planted directories."""
-        return self.sandbox(mounts=self.mounts(), protect=PROTECTED, **options)
+        if not self.has_own_paths:
+            options["protect"] = PROTECTED
+        return self.sandbox(mounts=self.mounts(), **options)
+
+    @property
+    def has_own_paths(self) -> bool:
+        """Without a mount namespace, a mount is at its source's own path and protects nothing in it."""
+        return self.backend.name == "landlock"
+
+    def at(self, target: str, source: str) -> str:
+        """Where a directory of the host is seen inside."""
+        return source if self.has_own_paths else target
+
+    def mount(self, target: str, source: str, access: str = READ_WRITE) -> Mount:
+        """A mount of `source`, at `target` where that can be."""
+        free = {"protect": ()} if self.has_own_paths else {}
+        return Mount(self.at(target, source), source, access, **free)
+
+    def places(self, sandbox: Sandbox) -> dict[str, Any]:
+        """Where probes find the planted directories; their own home for one that cannot be mounted."""
+        found = {
+            "ro": self.at(RO, self.canaries.ro),
+            "rw": self.at(RW, self.canaries.rw),
+            "ro_file": self.at(RO_FILE, self.canaries.ro_file),
+        }
+        targets = list(found.values())
+        if self.has_own_paths and not self.rootless:
+            found["rw"] = sandbox.exec(["pwd"]).stdout_text.strip()
+        return {**found, "targets": targets}
 
     def limited(self, *, wider: bool = False) -> Sandbox:
         """A new sandbox that may reach one service of the host, by its name and by its address.
@@ -64,11 +92,13 @@ class Lab:
 
     def mounts(self, *, access: str = READ_ONLY) -> tuple[Mount, ...]:
         """The planted directories: one read-only, one writable and protected, and a single file."""
-        return (
-            Mount(RO, self.canaries.ro, access),
-            Mount(RW, self.canaries.rw, READ_WRITE),
-            Mount(RO_FILE, self.canaries.ro_file, access),
-        )
+        mounts = [
+            self.mount(RO, self.canaries.ro, access),
+            self.mount(RO_FILE, self.canaries.ro_file, access),
+        ]
+        if self.rootless or not self.has_own_paths:
+            mounts.append(self.mount(RW, self.canaries.rw))
+        return tuple(mounts)
 
     def other_backend(self, state_dir: str) -> Backend:
         """A backend of one probe's own, whose snapshots are there; close it.

@@ -9,7 +9,7 @@ from ..backends.registry import new_backend
 from ..errors import NetworkPolicyError, Unsupported
 from . import outside
 from .again import seen_from_the_host
-from .canaries import RO, RO_FILE, RW, Canaries
+from .canaries import Canaries
 from .inside import Found, registered, run_in_copy, run_inside
 from .probes.ipc import SOCKET_OF_OWN
 from .probes.kit import BOTH, COPIED, LIMITED, MOUNTED, PLAIN, Probe
@@ -113,13 +113,13 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
                 return run_in_copy(sandbox, chosen, context, seen_from_the_host)
         except Unsupported:
             return {}  # so no process can come by a fork
-    context["targets"] = [RO, RW, RO_FILE]
     try:
         mounted = lab.mounted()
     except Unsupported as exc:
         only_here = [id for id in chosen if registered()[id].where == MOUNTED]
         return dict.fromkeys(only_here, (INCONCLUSIVE, f"no mounts here: {exc}"))
     with mounted as sandbox:
+        context |= lab.places(sandbox)
         found = seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if _SOCKET in found and lab.backend.name in OWN_KERNEL:
         # A kernel of the guest's own may have sockets that no program of the host can connect to.

@@ -66,7 +66,11 @@ _NOT_OF_MACHINES = {
 _NO_NAMESPACES = "the landlock backend reports it as missing: it has no namespaces"
 _NO_MOUNTS = "the landlock backend reports it as missing: the root is the host's"
 _PROC = "the landlock backend reports it as degraded: the host's /proc can be read"
+_NO_PROTECTION = "the landlock backend refuses a writable mount with protected paths in it"
+_NO_QUOTA = "the landlock backend reports it as missing: nothing bounds what is written to the disk"
+_NO_TERMINAL = "its programs can make no terminal; tests try the one of `pty=`"
 _NO_OTHERS = "the landlock backend has one user"
+_TERMINALS = ("tiocsti", "tioclinux", "tiocsetd", "tioccons", "tiocvhangup")
 # Declared lacks: `docs/how-to/without-namespaces.md` lists what follows from each.
 _NOT_OF_LANDLOCK = {
     "identity.namespace-*": _NO_NAMESPACES,
@@ -81,6 +85,14 @@ _NOT_OF_LANDLOCK = {
     "devices_proc.dangerous-devices": "it looks for names: Landlock refuses to open them",
     "devices_proc.host-terminals": "it looks for names: Landlock refuses to open them",
     "devices_proc.kernel-file-systems": _NO_MOUNTS,
+    "files.protected-*": _NO_PROTECTION,
+    "files.live-mount-protected": _NO_PROTECTION,
+    "resources.disk-filler": _NO_QUOTA,
+    "resources.inode-filler": _NO_QUOTA,
+    "resources.download-sparse": _NO_QUOTA,
+    **dict.fromkeys((f"syscalls.{name}" for name in _TERMINALS), _NO_TERMINAL),
+    "lifecycle.neighbour-processes": _NO_NAMESPACES,
+    "leaks.mount-sources": "the landlock backend shows a mount at its own path",
     "files.secret-visible": "the landlock backend reports it as missing: names and sizes show",
     "files.old-root": _NO_MOUNTS,
     "files.mount-flags": _NO_MOUNTS,
@@ -111,6 +123,15 @@ _NOT_OF_LANDLOCK_USERS = {
     "resources.fork-bomb": _SAMPLED,
     "resources.thread-bomb": _SAMPLED,
 }
+_READ_ONLY = "the landlock backend refuses a writable mount where root starts it"
+_NOT_OF_LANDLOCK_ROOT = dict.fromkeys(
+    (
+        *("ipc.socket-in-writable-mount-*", "files.owner-of-new-files", "files.set-id-file-*"),
+        *("files.upload-swapped", "files.download-swapped", "files.planted-link"),
+        "ipc.socket-of-own",
+    ),
+    _READ_ONLY,
+)
 
 
 def why_not(probe: str, backend: str) -> str:
@@ -118,6 +139,7 @@ def why_not(probe: str, backend: str) -> str:
     machines = _NOT_OF_MACHINES if backend == "microvm" else {}
     reasons = {**_NOT_OF_OWN_KERNELS, **machines} if backend in OWN_KERNEL else {}
     if backend == "landlock":
-        reasons = {**_NOT_OF_LANDLOCK, **(_NOT_OF_LANDLOCK_USERS if os.geteuid() else {})}
+        own = _NOT_OF_LANDLOCK_USERS if os.geteuid() else _NOT_OF_LANDLOCK_ROOT
+        reasons = {**_NOT_OF_LANDLOCK, **own}
     found = (why for name, why in reasons.items() if fnmatchcase(probe, name))
     return next(found, "")

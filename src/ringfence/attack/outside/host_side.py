@@ -40,12 +40,13 @@ def reads_through_link(lab: Lab) -> Outcome:
     if not lab.protected:
         return _reads_naively(secret, token)
     with lab.mounted() as sandbox:
-        run(sandbox, "tasks", "links", secret, "/home/sandbox/link", f"{RW}/link")
-        run(sandbox, "tasks", "links", directory, "/home/sandbox/directory")
-        paths = ("link", f"{RW}/link", f"directory/{name}", f"/proc/1/root{secret}")
+        rw = lab.places(sandbox)["rw"]
+        run(sandbox, "tasks", "links", secret, "link", f"{rw}/linked")
+        run(sandbox, "tasks", "links", directory, "directory")
+        paths = ("link", f"{rw}/linked", f"directory/{name}", f"/proc/1/root{secret}")
         outcomes = [_read(sandbox.files.read, path, token) for path in paths]
         outcomes.append(_read(sandbox.files.list, "directory", token))
-    os.unlink(f"{lab.canaries.rw}/link")
+    lab.canaries.plant_writable()
     return first_escape(outcomes)
 
 
@@ -73,8 +74,8 @@ def writes_through_link(lab: Lab) -> Outcome:
     write(target, "as it was")
     if lab.protected:
         with lab.mounted() as sandbox:
-            run(sandbox, "tasks", "links", target, "/home/sandbox/link")
-            run(sandbox, "tasks", "links", os.path.dirname(target), "/home/sandbox/dir")
+            run(sandbox, "tasks", "links", target, "link")
+            run(sandbox, "tasks", "links", os.path.dirname(target), "dir")
             _write_all_ways(sandbox)
     else:
         with tempfile.TemporaryDirectory(prefix="ringfence-attack-") as directory:
@@ -218,7 +219,7 @@ def read_only_unchanged(lab: Lab) -> Outcome:
     before = _listing(lab.canaries.ro)
     access = READ_ONLY if lab.protected else READ_WRITE
     with lab.sandbox(mounts=lab.mounts(access=access)) as sandbox:
-        run(sandbox, "tasks", "vandalise", RO)
+        run(sandbox, "tasks", "vandalise", lab.at(RO, lab.canaries.ro))
     after = _listing(lab.canaries.ro)
     lab.canaries.plant_read_only()
     return held(f"{len(after)} entries as they were") if before == after else escaped("changed")
@@ -236,7 +237,7 @@ def _listing(directory: str) -> dict[str, tuple[int, int, int]]:
 def owner_of_new_files(lab: Lab) -> Outcome:
     """Files made in a writable mount must be its owner's, and have no set-id bit."""
     with lab.mounted() as sandbox:
-        run(sandbox, "tasks", "make", RW)
+        run(sandbox, "tasks", "make", lab.at(RW, lab.canaries.rw))
     expected = os.stat(lab.canaries.rw).st_uid
     try:
         found = [os.lstat(f"{lab.canaries.rw}/{name}") for name in ("made", "made-directory")]
@@ -255,7 +256,7 @@ def _rewritten(how: str) -> Callable[[Lab], Outcome]:
         write(path, "good\n" * 10)
         os.chmod(path, 0o4755)
         with lab.mounted() as sandbox:
-            run(sandbox, "tasks", how, f"{RW}/program")
+            run(sandbox, "tasks", how, f"{lab.at(RW, lab.canaries.rw)}/program")
         with open(path, "rb") as file:
             changed = file.read(4) == b"evil"
         mode = os.stat(path).st_mode

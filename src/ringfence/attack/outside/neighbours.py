@@ -24,7 +24,7 @@ def _look(lab: Lab) -> tuple[list[str], str]:
     if lab.looked is None:
         with lab.sandbox() as one, lab.sandbox() as other:
             said = first_line(start(one, "planted", "plant", "20"))
-            result = run(other if lab.protected else one, "planted", "look")
+            result = run(other if lab.protected else one, "planted", "look", *said.split()[1:])
         words = result.stdout_text.split()
         problem = (
             "" if said and words[-1:] == ["looked"] else result.stderr_text[-200:] or "no answer"

@@ -12,7 +12,6 @@ import time
 from contextlib import contextmanager, suppress
 
 from ...errors import RingfenceError
-from ...model.mount import READ_WRITE, Mount
 from ..canaries import write
 from ..lab import first_line, run, start
 from ..probes.kit import Outcome, escaped, held
@@ -40,9 +39,8 @@ def _swapped(lab: Lab, target: str, *more: str) -> Iterator[tuple[str, Sandbox]]
         for name in (*map(str, range(_FILES)), *more):
             write(f"{place}/tree/dir/{name}", "as it was")
         os.symlink(target, f"{place}/aside/link")
-        mounts = (Mount(_HERE, place, READ_WRITE),)
-        with lab.sandbox(mounts=mounts) as sandbox:
-            swapper = start(sandbox, "tasks", "swap", _HERE)
+        with lab.sandbox(mounts=(lab.mount(_HERE, place),)) as sandbox:
+            swapper = start(sandbox, "tasks", "swap", lab.at(_HERE, place))
             try:
                 if first_line(swapper) != "swapping":
                     raise RuntimeError(f"nothing is swapped: {swapper.stderr.read()[-200:]!r}")
@@ -118,9 +116,10 @@ def planted_link(lab: Lab) -> Outcome:
     os.makedirs(outside, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ringfence-attack-") as place:
         os.chmod(place, 0o755)
-        with lab.sandbox(mounts=(Mount(_HERE, place, READ_WRITE),)) as sandbox:
-            run(sandbox, "tasks", "links", lab.canaries.secret, f"{_HERE}/secret")
-            run(sandbox, "tasks", "links", outside, f"{_HERE}/out")
+        with lab.sandbox(mounts=(lab.mount(_HERE, place),)) as sandbox:
+            here = lab.at(_HERE, place)
+            run(sandbox, "tasks", "links", lab.canaries.secret, f"{here}/secret")
+            run(sandbox, "tasks", "links", outside, f"{here}/out")
             run(sandbox, "tasks", "fill", "tree", "1", cwd="/home/sandbox")
             if not lab.protected:
                 write(f"{place}/out/0", "x")

@@ -29,17 +29,17 @@ def recycled_id(lab: Lab) -> Outcome:
     """A sandbox that gets the host ids of an earlier one must find nothing of it."""
     with lab.sandbox() as first:
         ids = _host_ids(first)
-        first_line(start(first, "planted", "plant", "20"))
+        made = first_line(start(first, "planted", "plant", "20")).split()[1:]
         if not lab.protected:
-            return _residue(first, "the same sandbox")
+            return _residue(first, made, "the same sandbox")
     # The data of a guest's own kernel ends with it, whatever ids the emulator around it has.
     alone = lab.backend.name in OWN_KERNEL
     for tries in range(_MOST_TRIES):
         with lab.sandbox() as later:
             if alone:
-                return _residue(later, "the next one")
+                return _residue(later, made, "the next one")
             if _host_ids(later) == ids:
-                return _residue(later, f"sandbox {tries + 2}, which has the same ids")
+                return _residue(later, made, f"sandbox {tries + 2}, which has the same ids")
     return inconclusive("the ids did not come round again")
 
 
@@ -48,8 +48,8 @@ def _host_ids(sandbox: Sandbox) -> int:
     return int(getattr(sandbox._inner, "first_host_id", 0))
 
 
-def _residue(sandbox: Sandbox, where: str) -> Outcome:
-    found = run(sandbox, "planted", "look").stdout_text.split()
+def _residue(sandbox: Sandbox, made: list[str], where: str) -> Outcome:
+    found = run(sandbox, "planted", "look", *made).stdout_text.split()
     if found[-1:] != ["looked"]:
         return inconclusive("it did not look")
     return escaped(f"{' '.join(found[:-1])} in {where}") if found[:-1] else held(f"none in {where}")

@@ -285,8 +285,8 @@ def maker_killed(lab: Lab) -> Outcome:
 def suspended(lab: Lab) -> Outcome:
     """A suspended sandbox must not run."""
     with lab.sandbox() as sandbox:
-        start(sandbox, "trees", "tick", "/tmp/ticks")
-        ticks = "/tmp/ticks"
+        ticks = "ticks"
+        start(sandbox, "trees", "tick", ticks)
         if not eventually(lambda: sandbox.files.exists(ticks), patience_s=_PATIENCE_S):
             return inconclusive("it never ran")
         first = first_host_pid(sandbox)

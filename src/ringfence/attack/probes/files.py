@@ -145,7 +145,10 @@ def chroot(_context: dict[str, Any]) -> Outcome:
 def root_directory(context: dict[str, Any]) -> Outcome:
     """The root must show nothing but what the template puts there."""
     mounted = {path.split("/")[1] for path in context.get("targets", ())}
-    others = sorted(set(os.listdir("/")) - _ROOT_ENTRIES - mounted)
+    try:
+        others = sorted(set(os.listdir("/")) - _ROOT_ENTRIES - mounted)
+    except PermissionError as exc:
+        return held(f"it cannot be listed: {exc.strerror}")
     extra = [name for name in others if not _says_nothing(f"/{name}", context["agent_digest"])]
     return (
         escaped(f"also in /: {' '.join(extra)}")
@@ -189,7 +192,10 @@ def accounts(_context: dict[str, Any]) -> Outcome:
 @probe("files.run-directory", "high", HOST)
 def run_directory(_context: dict[str, Any]) -> Outcome:
     """The sockets and state of the host's services in /run must not be there."""
-    found = os.listdir("/run")
+    try:
+        found = os.listdir("/run")
+    except PermissionError as exc:
+        return held(f"/run cannot be listed: {exc.strerror}")
     return escaped(f"/run holds {' '.join(sorted(found)[:5])}") if found else held("/run is empty")
 
 

@@ -161,7 +161,8 @@ def socket_by_host_path(context: dict[str, Any]) -> Outcome:
 @probe("ipc.socket-by-other-names", "critical", UNIX_SOCKETS, where=MOUNTED)
 def socket_by_other_names(context: dict[str, Any]) -> Outcome:
     """Nor by a symlink, a descriptor of its directory, or what /proc has of this process."""
-    path, link = f"{context['ro']}/stream.socket", f"/tmp/{os.getpid()}.link"
+    path = f"{context['ro']}/stream.socket"
+    link = f"{os.environ.get('TMPDIR', '/tmp')}/{os.getpid()}.link"
     os.symlink(path, link)
     fd = os.open(context["ro"], os.O_PATH | os.O_DIRECTORY)
     pinned = os.open(path, os.O_PATH)
@@ -192,13 +193,16 @@ def socket_swapped_by_threads(context: dict[str, Any]) -> Outcome:
         socket.socket(socket.AF_UNIX).close()
     except OSError as exc:  # where PID 1 connects for nobody, none is made
         return held(f"no Unix socket: {errno.errorcode[exc.errno or 0]}")
-    own, host = f"\0{os.getpid()}".encode(), f"{context['ro']}/stream.socket".encode()
+    own, host = _own_address(), f"{context['ro']}/stream.socket".encode()
     size = max(len(own), len(host)) + 1
     names = [b"\1\0" + name.ljust(size, b"\0") for name in (own, host)]
     address = ctypes.create_string_buffer(names[0], 2 + size)
     end = time.monotonic() + _RACE_S
     with socket.socket(socket.AF_UNIX) as listener, socket.socket() as other:
-        listener.bind(b"\0%b" % names[0][3:])
+        try:
+            listener.bind(names[0][2:] if own.startswith(b"\0") else own)
+        except PermissionError as exc:
+            return held(f"no Unix socket can be bound beside this mount: {exc.strerror}")
         listener.listen(1)
         listener.setblocking(False)
         target = os.dup(other.fileno())
@@ -227,6 +231,17 @@ def socket_swapped_by_threads(context: dict[str, Any]) -> Outcome:
                 thread.join()
             os.close(target)
     return escaped("connected") if reached else held(f"not in {_RACE_S} s")
+
+
+def _own_address() -> bytes:
+    """An abstract address; a path where none can be taken."""
+    own = b"\0%d" % os.getpid()
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(own)
+    except PermissionError:
+        return f"{os.environ.get('TMPDIR', '/tmp')}/{os.getpid()}.socket".encode()
+    return own
 
 
 def _has_caller(listener: socket.socket) -> bool:

@@ -32,6 +32,7 @@ HOST_GROUPS = "a process of root with another group"
 HOST_FD = "a plain process on the host with a directory left open"
 
 REFUSED = (errno.EPERM, errno.ENOSYS)
+NO_SOCKET = (errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT)
 
 
 class Outcome:

@@ -96,5 +96,9 @@ def run_apart(probe: kit.Probe, context: dict[str, Any]) -> tuple[str, str]:
 def run(probe: kit.Probe, context: dict[str, Any]) -> kit.Outcome:
     try:
         return probe.run(context)
+    except OSError as exc:
+        if exc.errno in kit.NO_SOCKET:
+            return kit.held(f"no socket of that kind can be made: {exc.strerror}")
+        return kit.inconclusive(f"{type(exc).__name__}: {exc}")
     except Exception as exc:  # noqa: BLE001  a broken probe must not pass for a closed door
         return kit.inconclusive(f"{type(exc).__name__}: {exc}")

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,32 +15,43 @@ if TYPE_CHECKING:
 
 _KEY, _PORT, _NAME = 0x7261, 7261, "ringfence-planted"
 _QUEUE = f"/{_NAME}".encode()
-_PLACES = (*("/tmp", "/home/sandbox", "/var/tmp", "/mnt/memory", "/mnt/session/outputs"),)
+_PLACES = (
+    *("/tmp", "/home/sandbox", "/var/tmp", "/mnt/memory", "/mnt/session/outputs", "/dev/shm"),
+)
+_OWN = ("TMPDIR", "HOME", "RINGFENCE_MEMORY_DIR", "RINGFENCE_OUTPUTS_DIR")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def plant(seconds: str) -> None:
-    """Leave files, kernel objects and listening sockets, say so, and stay for a while."""
-    for place in (*_PLACES, "/dev/shm"):
-        with open(f"{place}/{_NAME}", "w", encoding="ascii") as file:
+    """Leave files, kernel objects and listening sockets, say which files, and stay for a while."""
+    made = []
+    for place in {*_PLACES, *(os.environ.get(name, "/tmp") for name in _OWN)}:
+        with suppress(OSError), open(f"{place}/{_NAME}", "w", encoding="ascii") as file:
             file.write("x")
+            made.append(file.name)
     _libc.shmget(_KEY, 4096, 0o1666)
     _libc.semget(_KEY, 1, 0o1666)
     _libc.msgget(_KEY, 0o1666)
     _libc.mq_open(_QUEUE, os.O_CREAT | os.O_RDWR, 0o666, None)
-    stream, datagram = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    abstract = socket.socket(socket.AF_UNIX)
+    stream, abstract = socket.socket(), socket.socket(socket.AF_UNIX)
     stream.bind(("127.0.0.1", _PORT))
-    datagram.bind(("127.0.0.1", _PORT))
-    abstract.bind(f"\0{_NAME}")
     stream.listen()
-    abstract.listen()
-    print("planted", flush=True)
+    with suppress(OSError):  # where there is no UDP
+        datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagram.bind(("127.0.0.1", _PORT))
+    with suppress(OSError):  # where no such name can be taken
+        abstract.bind(f"\0{_NAME}")
+        abstract.listen()
+    print("planted", *made, flush=True)
     time.sleep(float(seconds))
 
 
 def _seen_files() -> bool:
-    return any(os.path.exists(f"{place}/{_NAME}") for place in _PLACES)
+    """Return whether one that was planted can be read, at the paths that the other knows."""
+    for path in sys.argv[4:]:
+        with suppress(OSError), open(path, encoding="ascii") as file:
+            return file.read() == "x"
+    return False
 
 
 def _seen_processes() -> bool:
@@ -121,10 +133,14 @@ LOOKS: dict[str, tuple[str, str, str, Callable[[], bool]]] = {
 }
 
 
-def look(*names: str) -> None:
-    """Print the name of everything that is found, and "looked" at the end."""
-    for name in names or LOOKS:
-        if LOOKS[name][3]():
+def look(*_paths: str) -> None:
+    """Print the name of everything that is found, and "looked" at the end.
+
+    Args:
+        _paths: Of files that the other has made; `_seen_files` reads them.
+    """
+    for name, (*_about, is_seen) in LOOKS.items():
+        if is_seen():
             print(name)
     print("looked")
 
