@@ -6,7 +6,8 @@
 needs="wget:wget node:nodejs npm:npm javac:default-jdk-headless psql:postgresql-client ssh-keyscan:openssh-client
   busybox:busybox-static docker-registry:docker-registry /usr/sbin/sshd:openssh-server /usr/lib/postgresql/*/bin/initdb:postgresql
   git:git curl:curl ip:iproute2 openssl:openssl gcc:gcc make:make bwrap:bubblewrap lxc-start:lxc strace:strace setpriv:util-linux
-  newuidmap:uidmap runsc:runsc dockerd:docker.io qemu-system-x86_64:qemu-system-x86 /usr/include/stdio.h:libc6-dev"
+  newuidmap:uidmap runsc:runsc dockerd:docker.io qemu-system-x86_64:qemu-system-x86 /usr/include/stdio.h:libc6-dev
+  /usr/lib/*/libnss_wrapper.so:libnss-wrapper"
 
 missing_packages() {  # prints them, one a line
   local need python

@@ -20,7 +20,8 @@ HEAD = """\
 # Programs that work
 
 Each row is a test (`make test ARGS=tests/programs`): native and gVisor, with the sandbox's own files and in
-a writable host directory (`--mount DIR:/work:rw`), as root and as an ordinary user. The packages are Debian's.
+a writable host directory (`--mount DIR:/work:rw`), as root and as an ordinary user; and
+[without namespaces](../how-to/without-namespaces.md) (landlock). The packages are Debian's.
 This page is made of `tests/programs/programs.toml` by `tools/programs.py --write`.
 
 - **yes**: the test passes.

@@ -40,6 +40,9 @@ def call(name, *args):
     if result < 0:
         raise OSError(ctypes.get_errno(), name)
     return result
+URG = int(signal.SIGURG)
+def packed(form, *words, size):
+    return ctypes.create_string_buffer(struct.pack(form, *words), size)
 def own(name="own"):
     open(name, "w").close()
     return name
@@ -149,7 +152,7 @@ A = {
  "alg": lambda: made(38, socket.SOCK_SEQPACKET, 0),
  "io_uring": lambda: call("io_uring_setup", 1, ctypes.create_string_buffer(120)),
  "bpf": lambda: call("bpf", 0, ctypes.create_string_buffer(struct.pack("IIII", 2, 4, 4, 1), 72), 72),
- "perf": lambda: call("perf_event_open", ctypes.create_string_buffer(struct.pack("II", 1, 112), 112), 0, -1, -1, 0),
+ "perf": lambda: call("perf_event_open", packed("II", 1, 112, size=112), 0, -1, -1, 0),
  "userfaultfd": lambda: call("userfaultfd", 1),
  "add a key": lambda: call("add_key", b"user", b"ringfence-probe", b"x", 1, -2),
  "ptrace": attach,
@@ -163,7 +166,7 @@ A = {
  "kill": lambda: os.kill(PID, 0),
  "kill the group": lambda: os.killpg(PID, signal.SIGURG),
  "tgkill": lambda: call("tgkill", PID, PID, signal.SIGURG),
- "sigqueue": lambda: call("rt_sigqueueinfo", PID, signal.SIGURG, ctypes.create_string_buffer(struct.pack("iii", signal.SIGURG, 0, -1), 128)),
+ "sigqueue": lambda: call("rt_sigqueueinfo", PID, URG, packed("iii", URG, 0, -1, size=128)),
  "priority": lambda: priority("nice"),
  "io priority": lambda: priority("io"),
  "affinity": lambda: priority("cpu"),

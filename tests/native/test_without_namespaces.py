@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.backends.local.host.facts import host
 from ringfence.errors import FileError, InvalidRequest, Unsupported
 from ringfence.guest.without_namespaces.landlocked import members
+from ringfence.integrations.interpreter import Interpreter
 from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
 from ringfence.sandbox.process import Process
@@ -291,6 +293,17 @@ def test_as_root_a_writable_mount_is_refused(tmp_path: Path) -> None:
         Sandbox.create(backend="landlock", memory_dir=own)
 
 
+def test_an_argument_that_is_a_path_of_its_own_is_mapped(sandbox: Sandbox) -> None:
+    """So code that a caller wrote to /tmp runs, as the adapters run it."""
+    sandbox.files.write("/tmp/code.py", b"import sys; print(sys.argv[1:])")
+    ran = sandbox.exec([PYTHON, "/tmp/code.py", "/tmpx", "/etc/passwd", "-c/tmp/a"])
+    interpreter = Interpreter(sandbox)
+    interpreter.run("x = 42", timeout_s=30)
+
+    assert "['/tmpx', '/etc/passwd', '-c/tmp/a']\n" == ran.text
+    assert "42\n" == interpreter.run("print(x)", timeout_s=30).output
+
+
 COUNTS = "n=0; while :; do n=$((n+1)); echo $n >> counted; done"
 TREE = """
 mkdir -p d/e; echo first > d/f; chmod 750 d; ln d/f linked; ln -s d/f sym; mkfifo d/p
@@ -436,8 +449,57 @@ CALLS = (
 def test_kernel_objects_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
     control = subprocess.run([PYTHON, "-c", CALLS], capture_output=True, text=True, check=True)
 
-    assert "0 0 1 0 0" == inside(sandbox, CALLS).text.strip()
+    assert "0 0 1 1 0" == inside(sandbox, CALLS).text.strip()  # the segment is its own
     assert "1 1 1 1 1" == control.stdout.strip()
+
+
+SEGMENTS = """
+import ctypes, json, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+def tell(result): return result if result >= 0 else -ctypes.get_errno()
+def attached(id): return libc.shmat(id, None, 0)
+CREAT, EXCL = 0o1000, 0o2000
+theirs, key = int(sys.argv[1]), int(sys.argv[2])
+buffer = ctypes.create_string_buffer(200)
+id = libc.shmget(key, 4096, CREAT | EXCL | 0o600)
+ctypes.memset(attached(id), 65, 4)
+pid = os.fork()
+if pid == 0: os._exit(ctypes.string_at(attached(libc.shmget(key, 0, 0)), 1)[0])
+read = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+told = [id >= 0, read, tell(libc.shmget(key, 1, CREAT | EXCL)), tell(libc.shmctl(id, 2, buffer)),
+    tell(libc.shmget(key, 1 << 20, 0)), tell(libc.shmctl(id, 0, None)), tell(libc.shmctl(id, 2, buffer)),
+    tell(libc.shmget(key, 0, 0)), tell(libc.shmget(0, 65 << 20, CREAT | 0o600)),
+    attached(theirs) == ctypes.c_void_p(-1).value, tell(libc.shmctl(theirs, 2, buffer)),
+    tell(libc.shmctl(theirs, 0, None)), tell(libc.shmctl(0, 13, buffer)), tell(libc.shmctl(0, 14, buffer))]
+print(json.dumps(told))
+"""
+
+
+def test_shared_memory_of_system_v_is_the_sandboxes_own(sandbox: Sandbox) -> None:
+    """The agent has made it, and it goes with the sandbox; a segment of the host is no segment inside."""
+    libc = ctypes.CDLL(None)
+    key = os.getpid() << 8
+    theirs = libc.shmget(key, 4096, 0o1666)
+    try:
+        ran = sandbox.exec([PYTHON, "-c", SEGMENTS, str(theirs), str(key)])
+        there = libc.shmget(key, 0, 0)
+    finally:
+        libc.shmctl(theirs, 0, None)
+    sandbox.exec([PYTHON, "-c", "import ctypes; ctypes.CDLL(None).shmget(7, 4096, 0o1600)"])
+    sandbox.terminate()
+
+    einval, eexist, enoent, enospc = (-number for number in (22, 17, 2, 28))
+    own = [True, 65, eexist, 0, einval, 0, einval, enoent, enospc]
+    assert [*own, True, einval, einval, einval, einval] == json.loads(ran.text), ran
+    assert theirs == there
+    assert not [line for line in _segments() if line[0] == 7]
+
+
+def _segments() -> list[list[int]]:
+    """Key and id of each segment of this host."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return [[int(word) for word in line.split()[:2]] for line in lines]
 
 
 ABSTRACT = """

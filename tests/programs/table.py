@@ -10,7 +10,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("programs.toml")
 
-PLACES = ("native", "native+mount", "gvisor", "gvisor+mount")
+PLACES = ("native", "native+mount", "gvisor", "gvisor+mount", "landlock")
 """A backend, and whether a writable directory of the host is the working directory."""
 
 _PRELUDE = """\

@@ -27,7 +27,7 @@ _PLACES = [
 
 @pytest.fixture(scope="module", params=_PLACES)
 def place(request: pytest.FixtureRequest) -> str:
-    require("user namespaces")
+    require("landlock" if request.param == "landlock" else "user namespaces")
     if request.param.startswith("gvisor"):
         require("runsc")
     return str(request.param)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
 _X86_64 = {
+    "shmget": 29,
+    "shmat": 30,
+    "shmctl": 31,
+    "shmdt": 67,
     "pivot_root": 155,
     "mount": 165,
     "umount2": 166,
@@ -81,6 +85,10 @@ _AARCH64 = {
     "rseq": 293,
     "kcmp": 272,
     "tee": 77,
+    "shmget": 194,
+    "shmctl": 195,
+    "shmat": 196,
+    "shmdt": 197,
     "arch_prctl": -1,  # of x86 alone
 }
 _COMMON = {

@@ -22,6 +22,10 @@ _bind = declare("bind", _int, cdata.c_char_p, _int, _int, _key)
 _fchmodat = declare("fchmodat", _int, cdata.c_char_p, _int, _int, _int, _key)
 _fchownat = declare("fchownat", _int, cdata.c_char_p, _int, _int, _int, _key)
 _utimensat = declare("utimensat", _int, cdata.c_char_p, cdata.c_char_p, _int, _int, _key)
+_shmget = declare("shmget", _int, _int, _int, _int, _key)
+_shmat = declare("shmat", _int, _int, _int, _int, _key)
+_shmctl = declare("shmctl", _int, _int, _int, _int, _key)
+_shmdt = declare("shmdt", _int)
 _AT_FDCWD = -100
 _PATH_MAX = 4096
 
@@ -118,6 +122,35 @@ def bind(fd: int, address: bytes, key: int) -> int:
     Source: bind(2).
     """
     return _errno_of(_bind(fd, address, len(address), 0, key))
+
+
+def segment(size: int, key: int) -> tuple[int, int]:
+    """A new segment of System V shared memory: its id, and where it is attached here.
+
+    It is marked as removed: it goes with the last process that is attached, however that ends.
+
+    Raises:
+        OSError: As the kernel said.
+
+    Source: shmget(2), shmop(2), shmctl(2) on IPC_RMID.
+    """
+    id = _shmget(0, size, 0o1600, 0, key)
+    if id < 0:
+        raise_errno("shmget")
+    address = _shmat(id, 0, 0, 0, key)
+    number = _errno_of(address)
+    _shmctl(id, 0, 0, 0, key)
+    if number:
+        raise OSError(number, os.strerror(number))
+    return id, address
+
+
+def detach(address: int) -> None:
+    """Let go of a segment.
+
+    Source: shmop(2).
+    """
+    _shmdt(address)
 
 
 def change_mode(fd: int, mode: int, key: int) -> int:

@@ -112,6 +112,11 @@ def answer(listener_fd: int, asked: Notification, number: int) -> None:
     _respond(listener_fd, _RESPONSE.pack(asked.id, 0, -number, 0))
 
 
+def answer_value(listener_fd: int, asked: Notification, value: int) -> None:
+    """Answer with the call's result."""
+    _respond(listener_fd, _RESPONSE.pack(asked.id, value, 0, 0))
+
+
 def answer_with(listener_fd: int, asked: Notification, fd: int, flags: int) -> None:
     """Answer with a descriptor of the notifying process for the open file `fd`; O_CLOEXEC may be a flag.
 

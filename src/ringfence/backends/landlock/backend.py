@@ -184,6 +184,7 @@ class LandlockBackend(CommandBackend):
                 is_scoped=bool(handled[2] & SCOPE_ABSTRACT_UNIX_SOCKET),
             ),
             "shared": {"calls": filters.shared_calls(), "place": made.mapped(SHARED_MEMORY)},
+            "segments": filters.segment_calls(),
             "scheduling": filters.scheduling_calls(),
             "tag_base": _new_base(),
         }

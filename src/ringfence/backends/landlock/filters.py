@@ -14,7 +14,7 @@ from ...policy.seccomp import MACHINES, Condition, Rule, SeccompPolicy, compile_
 
 _INT = 0xFFFFFFFF
 _IPC = (
-    *("shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl"),
+    *("semget", "semop", "semtimedop", "semctl"),  # shmget(2) and its kin ask the agent
     *("msgget", "msgsnd", "msgrcv", "msgctl"),
     *("mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr"),
 )
@@ -95,6 +95,13 @@ def shared_calls() -> dict[int, str]:
     numbers = MACHINES[os.uname().machine].numbers
     names = ["openat", *(("link", "unlink") if "unlink" in numbers else ("linkat", "unlinkat"))]
     return {numbers[name]: name for name in names}
+
+
+@functools.cache
+def segment_calls() -> dict[int, str]:
+    """Calls about System V shared memory that the agent judges."""
+    numbers = MACHINES[os.uname().machine].numbers
+    return {numbers[name]: name for name in ("shmget", "shmat", "shmctl")}
 
 
 @functools.cache

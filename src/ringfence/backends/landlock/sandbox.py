@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...model.capabilities import Protection
+    from ...model.execs.exec import ExecRequest
     from ...model.net.network import NetworkPolicy
     from ...model.session import ResolvedMount, Snapshot
     from ...model.spec import SandboxSpec
@@ -115,6 +116,11 @@ class LandlockSandbox(CommandSandbox):
 
     def working_directory(self, cwd: str | None) -> str:
         return self.place.mapped(super().working_directory(cwd))
+
+    def as_asked(self, request: ExecRequest, own: Mapping[str, str]) -> tuple[Any, ...]:
+        """See `LocalSandbox`; a whole argument that is a path in its directories is mapped, too."""
+        argv, *rest = super().as_asked(request, own)
+        return [self.place.mapped(word) if word[:1] == "/" else word for word in argv], *rest
 
     def _account(self, user: str | None) -> Account:
         if user in (None, "sandbox", str(self.uid)):

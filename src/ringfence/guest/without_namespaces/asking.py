@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from .metadata import Metadata
-    from .shared_memory import SharedMemory
+    from .shared_memory import Segments, SharedMemory
     from .sockets import Sockets
 
     Words = list[tuple[int, ...]]
@@ -28,6 +28,7 @@ def guard(
     metadata: Iterable[int],
     sockets: dict[int, str],
     shared: dict[int, str],
+    segments: Iterable[int],
     scheduling: Iterable[int],
     key: int,
 ) -> int:
@@ -38,6 +39,7 @@ def guard(
         sockets: Numbers of calls about sockets, with their names: likewise.
         shared: Numbers of calls that may be about shared memory: where nobody can be asked, the kernel
             refuses those.
+        segments: Numbers of calls about System V shared memory: as those about sockets.
         scheduling: Numbers of calls that read how a thread is scheduled: EPERM for others than the caller.
 
     Returns:
@@ -54,6 +56,9 @@ def guard(
         asked += [[(_NUMBER_AT, number), (_FAMILY_AT, family)] for family in families]
         if name != "socket":
             asked.append([(_NUMBER_AT, number)])
+    for number in segments:
+        own.append(([(_NUMBER_AT, number), *_halves(_KEY_AT, key)], seccomp.RET_ALLOW))
+        asked.append([(_NUMBER_AT, number)])
     for number in scheduling:
         own.append(([(_NUMBER_AT, number), (_FAMILY_AT, 0)], seccomp.RET_ALLOW))
         asked.append([(_NUMBER_AT, number)])
@@ -91,10 +96,12 @@ class Questions:
         metadata: Metadata | None,
         sockets: Sockets,
         shared: SharedMemory,
+        segments: Segments,
         scheduling: Container[int],
         is_member: Callable[[int], bool],
     ) -> None:
         self.fd, self._metadata, self._sockets, self._shared = fd, metadata, sockets, shared
+        self._segments = segments
         self._scheduling, self._is_member = scheduling, is_member
 
     def serve_one(self) -> None:
@@ -107,6 +114,8 @@ class Questions:
             self._sockets.serve(asked)
         elif asked.number in self._shared.calls:
             self._shared.serve(asked)
+        elif asked.number in self._segments.calls:
+            self._segments.serve(asked)
         elif asked.number in self._scheduling:
             # A number in a register: nothing can change it meanwhile.
             if self._is_member(connects.signed(asked.arguments[0])):

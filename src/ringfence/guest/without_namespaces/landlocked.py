@@ -23,7 +23,7 @@ from ..agent import Agent
 from ..tags import Tags, tag_of
 from ..watchdog import Watchdog
 from . import asking, metadata
-from .shared_memory import SharedMemory
+from .shared_memory import Segments, SharedMemory
 from .sockets import Sockets
 
 TYPE_CHECKING = False
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         )  # calls about metadata that the agent makes; None: the kernel judges all
         network: Network
         shared: Shared
+        segments: dict[int, str]  # calls about System V shared memory, by number
         scheduling: list[int]  # numbers of calls that read how a thread is scheduled
         tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
 
@@ -169,7 +170,7 @@ def _serve(
         network, shared = settings["network"], settings["shared"]
         asked_fd = asking.guard(
             *(judged["calls"] if judged else (), network["calls"], shared["calls"]),
-            *(settings["scheduling"], key),
+            *(settings["segments"], settings["scheduling"], key),
         )
         seccomp.install_filter(settings["seccomp"])
     except OSError as exc:
@@ -183,7 +184,8 @@ def _serve(
     sockets = Sockets(asked_fd, network, key)
     changes = metadata.Metadata(asked_fd, judged, key) if judged else None
     asked = asking.Questions(
-        *(asked_fd, changes, sockets, SharedMemory(asked_fd, shared), settings["scheduling"]),
+        *(asked_fd, changes, sockets, SharedMemory(asked_fd, shared)),
+        *(Segments(asked_fd, settings["segments"], key), settings["scheduling"]),
         functools.partial(_is_member, base=settings["tag_base"]),
     )
     LandlockAgent(control, settings, watched, sockets, asked).run()

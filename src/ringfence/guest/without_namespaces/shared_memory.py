@@ -1,8 +1,8 @@
-"""POSIX shared memory and semaphores without a /dev/shm of the sandbox's own: the agent opens their files.
+"""Shared memory without a /dev/shm or an IPC namespace of the sandbox's own: POSIX and System V.
 
-The C library opens them by a fixed name, in flags that few other programs use, so a first filter asks about
-those. What names no file in /dev/shm goes on to the kernel, where Landlock judges it: nothing is granted
-by that, whatever the caller makes of the name meanwhile.
+The C library opens the files of POSIX shared memory by a fixed name, in flags that few other programs use,
+so a first filter asks about those. What names no file in /dev/shm goes on to the kernel, where Landlock
+judges it: nothing is granted by that, whatever the caller makes of the name meanwhile.
 """
 
 from __future__ import annotations
@@ -108,3 +108,62 @@ class SharedMemory:
             seccomp.answer_with(self._listener_fd, asked, fd, flags & os.O_CLOEXEC)
         finally:
             os.close(fd)
+
+
+_IPC_CREAT, _IPC_EXCL = 0o1000, 0o2000  # include/uapi/linux/ipc.h
+_IPC_RMID, _IPC_STAT = 0, 2
+_MOST, _MOST_BYTES = 64, 64 << 20  # what nobody is attached to counts as no program's memory
+
+
+class Segments:
+    """System V shared memory, in a list of the sandbox's own in place of a namespace.
+
+    The agent makes each segment without a key and stays attached to it. An id is in a register, so that
+    `shmat` and `shmctl` on one of the sandbox's own can go on to the kernel.
+
+    Args:
+        listener_fd, key: Of `asking.guard`.
+        calls: Calls that ask, by their numbers on this machine.
+    """
+
+    def __init__(self, listener_fd: int, calls: dict[int, str], key: int) -> None:
+        self.calls, self._listener_fd, self._key = calls, listener_fd, key
+        self._own: dict[int, tuple[int, int, int]] = {}  # id: its key, size and address here
+
+    def serve(self, asked: seccomp.Notification) -> None:
+        """Answer one question."""
+        first, second, third = (word & 0xFFFFFFFF for word in asked.arguments[:3])
+        name = self.calls[asked.number]
+        if name == "shmget":
+            try:
+                id = self._get(first, asked.arguments[1], third)
+            except OSError as exc:
+                seccomp.answer(self._listener_fd, asked, exc.errno or errno.EIO)
+            else:
+                seccomp.answer_value(self._listener_fd, asked, id)
+        elif first not in self._own:
+            seccomp.answer(self._listener_fd, asked, errno.EINVAL)
+        elif name == "shmat" or second == _IPC_STAT:
+            seccomp.go_on(self._listener_fd, asked)
+        elif second == _IPC_RMID:
+            on_behalf.detach(self._own.pop(first)[2])
+            seccomp.answer(self._listener_fd, asked, 0)
+        else:
+            seccomp.answer(self._listener_fd, asked, errno.EPERM)
+
+    def _get(self, key: int, size: int, flags: int) -> int:
+        for id, (of_key, has, _address) in self._own.items():
+            if key and key == of_key:
+                if flags & (_IPC_CREAT | _IPC_EXCL) == _IPC_CREAT | _IPC_EXCL:
+                    raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+                if size > has:
+                    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+                return id
+        if key and not flags & _IPC_CREAT:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        total = sum(each[1] for each in self._own.values())
+        if len(self._own) >= _MOST or size > _MOST_BYTES - total:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        id, address = on_behalf.segment(size, self._key)
+        self._own[id] = key, size, address
+        return id
