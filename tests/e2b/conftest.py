@@ -63,13 +63,13 @@ class Box:
         return self.call("POST", path, json=form, **more)
 
     def stream(
-        self, path: str, form: dict[str, Any], headers: dict[str, str] | None = None
+        self, path: str, form: dict[str, Any], headers: dict[str, str] | None = None, **more: Any
     ) -> list[dict[str, Any]]:
         """All messages of a stream; the last one is its end."""
         text = json.dumps(form).encode()
         body = b"\0" + len(text).to_bytes(4, "big") + text
-        more = {"content-type": "application/connect+json", **(headers or {})}
-        return frames_of(self.call("POST", path, content=body, headers=more).content)
+        kind = {"content-type": "application/connect+json", **(headers or {})}
+        return frames_of(self.call("POST", path, content=body, headers=kind, **more).content)
 
     def run(self, script: str, **more: Any) -> list[dict[str, Any]]:
         """Run a command, and return all messages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
@@ -169,3 +170,40 @@ def test_the_end_of_a_sandbox_breaks_the_stream_of_a_cell(client: Client) -> Non
     with pytest.raises(httpx.RemoteProtocolError):
         follow()
     assert 502 == box.call("GET", "/health").status_code, "the SDKs ask at once"
+
+
+def test_a_fork_has_the_variables_and_processes(client: Client, box: Box) -> None:
+    """A context under its id, and a process under its pid and tag; each goes on by itself."""
+    made = box.call("POST", "/contexts", json={"cwd": "/tmp"}, headers=PORT).json()
+    _execute(box, "import random; random.seed(1); x = [1]", context_id=made["id"])
+    script = "while read -r line; do echo $line >> said; done"
+    process = {"cmd": "/bin/bash", "args": ["-c", script]}
+    with pytest.raises(httpx.ReadTimeout):  # the client leaves, and the process stays
+        box.stream(
+            "/process.Process/Start",
+            {"process": process, "stdin": True, "tag": "reader"},
+            timeout=1,
+        )
+
+    answer = client.api("POST", f"/sandboxes/{box.id}/fork", json={"count": 2, "timeout": 60})
+
+    assert 201 == answer.status_code, answer.text
+    forks = [Box(client.http, each["sandbox"]) for each in answer.json()]
+    listed = [each.rpc("/process.Process/List", {}).json()["processes"] for each in (box, *forks)]
+    assert [[("reader", listed[0][0]["pid"])]] * 3 == [
+        [(each["tag"], each["pid"]) for each in found] for found in listed
+    ]
+    drawn = set()
+    for number, each in enumerate((box, *forks)):
+        code = f"x.append({number}); print(x, random.random())"
+        (said,) = _of(_execute(each, code, context_id=made["id"]), "stdout")
+        text, _, random = said["text"].strip().rpartition(" ")
+        drawn.add(random)
+        assert f"[1, {number}]" == text
+        given = {"stdin": base64.b64encode(b"line\n").decode()}
+        form = {"process": {"tag": "reader"}, "input": given}
+        assert 200 == each.rpc("/process.Process/SendInput", form).status_code
+    assert 3 == len(drawn)
+    for each in forks:
+        assert "exit status 0" in str(each.run("until grep -q line said; do sleep 0.01; done"))
+        assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code

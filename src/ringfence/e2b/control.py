@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from starlette.responses import JSONResponse, Response
 
+from ..api.routes.forks import hold_cells
+from ..api.streaming.runs import Signal
 from ..api.thread_pools import COPIES, ENDING
 from ..errors import RingfenceError, SnapshotNotFound
+from ..execs.live_forks import LiveForks
 from ..model.client_session import SUSPEND, SessionState
 from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
@@ -21,6 +26,7 @@ from . import lives, network
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
 from .notes import Notes, notes_of, own_metadata
+from .processes import note_copies
 
 ENVD_VERSION = "0.6.4"
 """Decides what the SDK dares to ask for."""
@@ -346,40 +352,45 @@ async def delete_template(call: Call) -> Response:
 
 
 async def fork(call: Call) -> Response:
-    """Create sandboxes with the files of this one; processes are not copied."""
+    """Create sandboxes with the files of this one and what runs in it, where that can be copied."""
     live, form = _live(call), await call.form()
     count = field(form, "count", int, 1)
     timeout = field(form, "timeout", int, _DEFAULT_S)
     if not 1 <= count <= _MOST_FORKS:
         raise ApiError(400, f"count: must be from 1 to {_MOST_FORKS}")
     notes = replace(notes_of(live.metadata), key=call.caller.key)
-    manager = call.service.manager
+    going_on, execs = Signal(), call.shared.execs
 
-    def make(snapshot_id: str) -> dict[str, Any]:
-        try:
-            made = lives.create(
-                call.service,
-                call.caller,
-                replace(live.spec, network=live.inner.spec.network),
-                notes,
-                own_metadata(live.metadata),
-                timeout_s=timeout,
-                auto_pause=live.timeouts.on_expiry == SUSPEND,
-                snapshot_id=snapshot_id,
-            )
-        except RingfenceError as exc:
-            return {"error": {"code": 500, "message": exc.message}}
-        return {"sandbox": _opened(call, made)}
+    def create(snapshot_id: str) -> Live:
+        return lives.create(
+            call.service,
+            call.caller,
+            replace(live.spec, network=live.inner.spec.network),
+            notes,
+            own_metadata(live.metadata),
+            timeout_s=timeout,
+            auto_pause=live.timeouts.on_expiry == SUSPEND,
+            snapshot_id=snapshot_id,
+        )
 
     def make_all() -> list[dict[str, Any]]:
-        saved = manager.snapshot(live.id, {}, call.caller.sees)
-        try:
-            return [make(saved.id) for _ in range(count)]
-        finally:
-            manager.delete_snapshot(saved.id, call.caller.sees)
+        answers: list[dict[str, Any]] = []
+        for made in lives.forks(call.service.manager, live, count, carry, create):
+            if isinstance(made, RingfenceError):
+                answers.append({"error": {"code": 500, "message": made.message}})
+                continue
+            note_copies(call, made.sandbox_id, carry.execs)
+            answers.append({"sandbox": _opened(call, made)})
+        return answers
 
-    made = await call.service.thread_pools.call(make_all, key=live.sandbox_id, pool=COPIES)
-    return JSONResponse(made, 201)
+    async with AsyncExitStack() as held:
+        busy = await hold_cells(call.service, execs, live, "auto", held)
+        carry = LiveForks(execs, live.sandbox_id, busy, going_on.ring)
+        pools = call.service.thread_pools
+        forking = asyncio.ensure_future(pools.call(make_all, key=live.sandbox_id, pool=COPIES))
+        forking.add_done_callback(lambda _: going_on.ring())
+        await going_on.wait(None)
+    return JSONResponse(await forking, 201)
 
 
 # -- the rest --------------------------------------------------------------------------------------

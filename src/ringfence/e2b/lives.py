@@ -6,20 +6,22 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..backends.optional import BootIdentity
-from ..errors import LifecycleError, RingfenceError
+from ..errors import LifecycleError, RingfenceError, Unsupported
 from ..model.acquire import AcquireOptions
 from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
 from ..model.spec import LIGHT, STRONG, SandboxSpec
 from ..sessions import snapshots
 from ..sessions.catalogue.records import map_text
+from ..sessions.forks import TEMPORARY
 from .notes import Notes, client_metadata, notes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..api.access.caller import Caller
     from ..api.service import Service
+    from ..sessions.forks import Carry
     from ..sessions.live import Live
     from ..sessions.manager import SessionManager
 
@@ -68,6 +70,45 @@ def create(
     if live is None:
         raise LifecycleError("the sandbox ended as soon as it was created")
     return live
+
+
+def forks(
+    manager: SessionManager, live: Live, count: int, carry: Carry, create: Callable[[str], Live]
+) -> Iterator[Live | RingfenceError]:
+    """Make forks one after the other, each with what of the sandbox can be copied; or why there is none.
+
+    Args:
+        create: Makes a sandbox from a snapshot.
+    """
+    carry.stop("auto", live)
+    try:
+        saved = snapshots.take(manager, live, TEMPORARY)
+        try:
+            carry.release()
+            carry.load()
+            for _ in range(count):
+                try:
+                    yield _with_all(manager, carry, lambda: create(saved.id))
+                except RingfenceError as exc:
+                    yield exc
+        finally:
+            snapshots.delete(manager, saved.id, None)
+    finally:
+        carry.close()
+
+
+def _with_all(manager: SessionManager, carry: Carry, create: Callable[[], Live]) -> Live:
+    made = create()
+    try:
+        carry.put_into(made)
+    except Unsupported as exc:
+        manager.end(made, "it could not be copied")
+        carry.leave_out(exc.message)
+        return create()
+    except BaseException:
+        manager.end(made, "it could not be copied")
+        raise
+    return made
 
 
 def _judged(service: Service, caller: Caller, spec: SandboxSpec) -> SandboxSpec:

@@ -7,7 +7,7 @@ import secrets
 import signal
 import time
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -119,10 +119,27 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         if exc.field != "user":
             raise
         raise unknown_user(request.user or "") from exc
+    _note(call, run, tag, env)
+    return _events(call, run, (0, 0))
+
+
+def _note(call: Call, run: Run, tag: str, env: dict[str, str]) -> None:
     tags = call.shared.tags
     tags[run.id] = tag, env
     run.at_end(lambda: _forget(tags, run.id))
-    return _events(call, run, (0, 0))
+
+
+def note_copies(call: Call, sandbox_id: str, copies: Iterable[Mapping[str, str]]) -> None:
+    """Give processes that go on in a fork the tags that they had.
+
+    Args:
+        copies: Ids of execs in forks, by those in the sandbox that was forked.
+    """
+    sources = {own: source for each in copies for source, own in each.items()}
+    for run in call.shared.execs.running_of(sandbox_id):
+        noted = call.shared.tags.get(sources.get(run.id, ""))
+        if noted is not None:
+            _note(call, run, *noted)
 
 
 async def _from_file(call: Call, script: str) -> tuple[str, ...]:

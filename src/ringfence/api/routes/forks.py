@@ -92,7 +92,7 @@ async def fork(
     check_arguments(wanted.n, wanted.processes)
     going_on = Signal()
     async with AsyncExitStack() as held:
-        busy = await _hold(service, execs, live, wanted.processes, held)
+        busy = await hold_cells(service, execs, live, wanted.processes, held)
         carry = LiveForks(execs, live.sandbox_id, busy, going_on.ring)
         call = partial(_fork, service, caller, live.sandbox_id, wanted, idempotency_key, carry)
         forking = asyncio.ensure_future(
@@ -107,7 +107,7 @@ async def fork(
     return json_answer({**form, "execs": carry.execs}, 201 if is_new else 200)
 
 
-async def _hold(
+async def hold_cells(
     service: Service, execs: Execs, live: Live, processes: str, held: AsyncExitStack
 ) -> str:
     """Keep cells of a sandbox from beginning; the id of a context that runs one, where there is one."""
