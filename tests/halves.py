@@ -13,6 +13,7 @@ from ringfence.testing.conformance.files import Files
 from ringfence.testing.conformance.helper_tasks import HelperTasks
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.live_forks import LiveForks
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.optional import (
@@ -44,6 +45,7 @@ class ForEachUser(
     Profiles,
     Attendance,
     Forks,
+    LiveForks,
 ):
     """Files of the host and owners, limits and what holds: done with what the user may do."""
 

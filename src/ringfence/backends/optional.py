@@ -224,6 +224,42 @@ class Forkable:
         raise NotImplementedError
 
 
+class Continuable:
+    """A sandbox that is saved as a whole: all that runs in it goes on in each sandbox restored from that.
+
+    Once it is held, `snapshot` saves its memory too, and ends it. `Backend.restore` under its own id makes
+    the one that is then in its place.
+    """
+
+    def start(self, request: ExecRequest) -> BackendExec:
+        """See `BackendSandbox`."""
+        raise NotImplementedError
+
+    def running(self) -> Mapping[str, str]:
+        """Return the commands of all execs that run, by id, in the order in which they began."""
+        raise NotImplementedError
+
+    def template(self, run: BackendExec) -> ProcessTemplate:
+        """Return what a copy of an exec can be attended by, in a sandbox restored from the snapshot.
+
+        Raises:
+            Unsupported: It cannot be saved.
+        """
+        raise NotImplementedError
+
+    def hold(self, templates: Sequence[ProcessTemplate]) -> None:
+        """Prepare it for `snapshot`, with these execs; `ProcessTemplate.release` takes that back.
+
+        Raises:
+            Unsupported: Something else runs that cannot be saved; all goes on.
+        """
+        raise NotImplementedError
+
+    def move(self, templates: Sequence[ProcessTemplate], sandbox: BackendSandbox) -> None:
+        """Have these execs go on, as the same objects, in the sandbox that was restored in its place."""
+        raise NotImplementedError
+
+
 class CpuClock:
     """A sandbox that reads its processor time faster than `stats`."""
 

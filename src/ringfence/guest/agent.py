@@ -19,7 +19,7 @@ from ..launcher import wire
 from ..launcher.machine_code import process_image_elf
 from ..launcher.pid1 import init
 from ..linux import libc, namespaces, privileges, signals
-from . import flows, looking, room, users
+from . import flows, looking, relays, room, users
 from .execs import Execs
 from .files import FileRequests
 from .watchdog import Watchdog
@@ -120,6 +120,8 @@ class Agent(FileRequests):
                 self.watchdog.put_off(run)
             if run is not None and run.terminal is not None:
                 self.flows.append(run.terminal)
+            if run is not None and run.relay is not None:
+                self.flows += run.relay.streams.values()
             return True
         keep = False
         try:
@@ -172,21 +174,54 @@ class Agent(FileRequests):
             fcntl.ioctl(run.terminal.guest, _TIOCSWINSZ, size)
         return b""
 
-    def _do_settle(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+    def _do_settle(self, _reply: wire.Socket, _fds: list[int], *going_on: int) -> bytes:
         """Prepare the guest for saving: no descriptor in it may depend on the host's.
+
+        Args:
+            going_on: Execs that are saved with it. Each waits for somebody to `join` it.
 
         Raises:
             OSError: EBUSY, with the holders of a host stream, file or connection.
         """
-        busy = ["an open file or connection"] if self.flows else []
+        others = [flow for flow in self.flows if not isinstance(flow, relays.OneWay)]
+        busy = ["an open file or connection"] if others else []
         # By the request's command: the exec may not have begun yet.
-        busy += [f"exec {run.number} ({run.command})" for run in self.execs.running.values()]
+        for run in self.execs.running.values():
+            if run.relay is None or run.number not in going_on:
+                busy.append(f"exec {run.number} ({run.command})")
+            elif waiting := run.relay.waiting():
+                busy.append(f"exec {run.number} ({run.command}) with {waiting}")
         busy += [f"{looking.name_of(pid)} (pid {pid})" for pid in looking.holders_of_the_hosts()]
         if busy:
             raise OSError(errno.EBUSY, ", ".join(busy))
+        for run in self.execs.running.values():
+            assert run.relay is not None
+            run.relay.let_go()
+            run.reply.close()
+            run.is_apart = True
+        for flow in self.flows:
+            if flow.wants():  # of an exec that has ended: nobody reads what it left behind
+                flow.close()
+        self.flows = []
         if self.settings["place"]:
             leave(self.settings["place"])
         return b""
+
+    def _do_join(
+        self, reply: wire.Socket, fds: list[int], number: int, streams: tuple[int, ...]
+    ) -> None:
+        """Tell of the end of an exec that was saved, and go on with its streams.
+
+        Args:
+            fds: A socket for its end, and the host's ends of `streams`.
+        """
+        run = self.execs.running.get(number)
+        if run is None or run.relay is None or not run.is_apart:
+            raise ProcessLookupError(errno.ESRCH, "no such exec was saved")
+        run.reply, run.is_apart = wire.adopt(fds[0]), False
+        self.flows += run.relay.join(dict(zip(streams, fds[1:], strict=True)))
+        wire.answer(reply, b"O")
+        reply.close()
 
     def _do_wake(self, _reply: wire.Socket, _fds: list[int], hostname: str) -> bytes:
         """After a restore: a name of its own. Answers with the number of the last exec before."""

@@ -9,7 +9,7 @@ import time
 
 from ..launcher import wire
 from ..launcher.pid1 import forked
-from . import flows, starting
+from . import flows, relays, starting, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Exec:
             0  # `wire.CROWDED` if a process of it was one too many, `wire.FULL` if it was the last
         )
         self.terminal: flows.Pair | None = None
+        self.relay: relays.Relay | None = None
+        self.is_apart = False  # nobody is there to hear of its end yet
 
 
 class Execs:
@@ -81,17 +83,27 @@ class Execs:
         timeout_s: float,
         terminal: tuple[int, int] | None,
         uid: int,
+        is_relayed: bool = False,
     ) -> Exec | None:
-        """Start one, whose end is told on `reply`; None: it could not be, which has been told."""
+        """Start one, whose end is told on `reply`; None: it could not be, which has been told.
+
+        Args:
+            is_relayed: Its streams pass through us, so that it can be saved: see `relays`.
+        """
         self.last_number = number
         run = Exec(number, argv[0], uid, reply, timeout_s)
         try:
+            if is_relayed:
+                with users.As(uid):
+                    run.relay = relays.Relay(streams)
+                streams = run.relay.inner
             starting.start(run, self.groups, streams, argv, env, cwd, terminal)
         except OSError as exc:
             _tell(run, wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=run.stage))
             self.groups.remove(number)
-            if run.terminal:
-                run.terminal.close()
+            for each in (run.terminal, run.relay):
+                if each:
+                    each.close()
             return None
         self.running[number] = self._by_pid[run.pid] = run
         return run
@@ -123,7 +135,7 @@ class Execs:
     def settle(self) -> None:
         """Report what is over, as far as all of its tree has ended where that must."""
         for run in list(self.running.values()):
-            if run.report is not None:
+            if run.report is not None and not run.is_apart:
                 self._finish(run, run.report)
         self._left = {number for number in self._left if not self.groups.remove(number)}
 
@@ -135,6 +147,8 @@ class Execs:
             return  # the loop comes back soon
         if run.terminal and not run.killed_by and not run.terminal.settle():
             return  # what it has printed comes before its end: the loop comes back when there is room
+        if run.relay and not run.killed_by and not run.relay.settle():
+            return
         report.killed_by = run.killed_by | run.crowded
         report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
         report.user_ns = report.system_ns = wire.UNKNOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..backends.optional import Forkable
+from ..backends.optional import Continuable, Forkable
 from ..errors import ExecError, Unsupported
 from ..model.calls import make_request
 from ..model.fork import ForkReport
@@ -46,9 +46,13 @@ class LiveFork:
 
     Args:
         sandbox: Its contexts and processes are those that were begun through this object.
+
+    Attributes:
+        is_whole: Its snapshot saves its memory too and ends it; `move` lets it go on in another one's place.
     """
 
     def __init__(self, sandbox: Any) -> None:
+        self.is_whole = False
         self._sandbox = sandbox
         self._held: list[_Held] = []
         self._waiting: list[Context] = []  # contexts that begin no cell meanwhile
@@ -78,8 +82,14 @@ class LiveFork:
 
     def _stop(self, parent: str, *, is_required: bool) -> ForkReport:
         inner = self._sandbox._inner
-        if not isinstance(inner, Forkable):
-            name = self._sandbox.session.backend
+        name = self._sandbox.session.backend
+        if isinstance(inner, Continuable):
+            if not self._sandbox._can_move:
+                raise _refused(f"a manager's session in the {name} backend copies files only", name)
+            if not inner.running() and not self._sandbox.stats().pids:
+                return ForkReport(parent)
+            is_required = True  # what cannot go along cannot stay behind either
+        elif not isinstance(inner, Forkable):
             raise _refused(f"the {name} backend copies files only, and no running processes", name)
         contexts = {
             each.id: (each, default) for each, default in self._sandbox._its_contexts.running()
@@ -99,16 +109,24 @@ class LiveFork:
                 if is_required:
                     raise _refused(f"{exc.message} ({command})") from exc
                 left_out[f"{id} ({command})"] = exc.message
+        if isinstance(inner, Continuable):
+            inner.hold([each.template for each in self._held])
+            self.is_whole = True
         ids = {True: [], False: []}  # type: dict[bool, list[str]]
         for each in self._held:
             ids[each.context is not None].append(each.id)
         reason = "; ".join(left_out.values())
         return ForkReport(
-            parent, bool(self._held), reason, tuple(ids[True]), tuple(ids[False]), tuple(left_out)
+            parent,
+            self.is_whole or bool(self._held),
+            reason,
+            tuple(ids[True]),
+            tuple(ids[False]),
+            tuple(left_out),
         )
 
     def _hold_context(
-        self, inner: Forkable, command: str, context: Context, is_default: bool
+        self, inner: Forkable | Continuable, command: str, context: Context, is_default: bool
     ) -> None:
         if not context.hold():
             raise _refused(f"context {context.id} runs a cell")
@@ -127,6 +145,12 @@ class LiveFork:
             waiting, self._waiting = self._waiting, []
             for context in waiting:
                 context.let_go()
+
+    def move(self, inner: Any) -> None:
+        """Have all go on, as the same objects, in the sandbox that was restored in its sandbox's place."""
+        before = self._sandbox._inner
+        self._sandbox._take_place(inner)
+        before.move([held.template for held in self._held], inner)
 
     def load(self) -> None:
         """Let it go on, and copy the memory that it had."""

@@ -75,6 +75,8 @@ class Mark:
             _sweep(home)
             self.id: str = sandbox._inner.snapshot({OWNER: owner.label()}).id
             self._is_closed = False
+            if self._live.is_whole:
+                self._live.move(self.restore(sandbox._as_it_is()))
             self._live.load()
             with _lock:
                 if len(_kept) >= MOST_MARKS:

@@ -64,6 +64,8 @@ class Sandbox:
     when that process is killed.
     """
 
+    _can_move = True  # a sandbox restored in its place may be put behind this object
+
     if not TYPE_CHECKING:
 
         def __new__(cls, *parts: object, **options: object) -> Sandbox:
@@ -622,24 +624,30 @@ class Sandbox:
             LifecycleError: The mark is closed.
             RingfenceError: It could not be restored; the sandbox has ended then, and the mark is kept.
         """
-        from ..model.fork import LINEAGE
-
         self._check_mark(mark)
-        spec = self._inner.spec.altered(secrets=self.spec.secrets)
-        labels = {**spec.labels, LINEAGE: spec.labels.get(LINEAGE, "")}
-        spec = spec.altered(id=self.id, labels=labels)
+        spec = self._as_it_is()
         self._inner.terminate()
         self._started = {}
-        inner = mark.restore(spec)
-        self._inner = inner
-        self.files._lead_to(inner.files, lambda: inner.session.mounts)
-        for exposure in self._exposures:
-            exposure.lead_to(inner)
+        self._take_place(mark.restore(spec))
         try:
             mark.put_back(self)
         except BaseException:
             self.terminate()
             raise
+
+    def _as_it_is(self) -> SandboxSpec:
+        """Return the spec of what is restored in its place."""
+        from ..model.fork import LINEAGE
+
+        spec = self._inner.spec.altered(secrets=self.spec.secrets)
+        labels = {**spec.labels, LINEAGE: spec.labels.get(LINEAGE, "")}
+        return spec.altered(id=self.id, labels=labels)
+
+    def _take_place(self, inner: BackendSandbox) -> None:
+        self._inner = inner
+        self.files._lead_to(inner.files, lambda: inner.session.mounts)
+        for exposure in self._exposures:
+            exposure.lead_to(inner)
 
     def _check_mark(self, mark: Mark) -> None:
         from .marks import Mark

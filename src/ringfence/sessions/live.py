@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class LeasedSandbox(Sandbox):
     """`Sandbox`, but the manager ends it: in time, or when it is told to."""
 
+    _can_move = False
+
     def __init__(self, inner: WatchedSandbox, spec: SandboxSpec) -> None:
         from dataclasses import replace
 

@@ -156,19 +156,27 @@ class GvisorSandbox(JailedSandbox):
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            if not host().trusted_root or self.has_network:
-                why = NO_MEMORY_OF_SOCKETS if host().trusted_root else NO_MEMORY
-                raise Unsupported(why, backend=NAME, operation="checkpoint")
-            if self.shows_later:
-                why = "gVisor does not restore mounts that were added while it ran"
-                hint = "give mounts when the sandbox is created; snapshot() saves its files"
+            why, hint = self.not_saved()
+            if why:
                 raise Unsupported(why, backend=NAME, operation="checkpoint", hint=hint)
             return self.owner.checkpoint(self, metadata)
+
+    def not_saved(self) -> tuple[str, str]:
+        if not host().trusted_root:
+            return NO_MEMORY, ""
+        if self.has_network:
+            return NO_MEMORY_OF_SOCKETS, ""
+        if self.shows_later:
+            why = "gVisor does not restore mounts that were added while it ran"
+            return why, "give mounts when the sandbox is created; snapshot() saves its files"
+        return "", ""
 
     def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+            if self.is_held:
+                return self.checkpoint(metadata)
             return self.owner.snapshot(self, metadata, catalogue)
 
 

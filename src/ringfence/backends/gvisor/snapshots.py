@@ -42,7 +42,8 @@ def save_with_memory(
     Raises:
         LifecycleError: Something inside holds what is the host's: that could not be continued.
     """
-    settle(sandbox)
+    if not sandbox.is_held:
+        settle(sandbox)
     command = {
         "argv": [
             *(places.RUNSC, f"--root={places.STATE}", *sandbox.flags()),

@@ -189,6 +189,8 @@ class MicrovmSandbox(JailedSandbox):
         with self._lock:
             if self.state is State.TERMINATED:
                 raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+            if self.is_held:
+                return self.checkpoint(metadata)
             with self.awake():
                 self.ask("freeze", True)
                 try:
@@ -229,14 +231,16 @@ class MicrovmSandbox(JailedSandbox):
             self._require(self._state, "checkpoint")
             if self._state is State.SUSPENDED:
                 raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            if self.network.trusted or self.spec.secrets:
-                raise Unsupported(
-                    "its programs hold certificates or secret placeholders of this sandbox",
-                    backend=self.owner.name,
-                    operation="checkpoint",
-                    hint="create the sandbox without secrets and without TLS inspection",
-                )
+            why, hint = self.not_saved()
+            if why:
+                raise Unsupported(why, backend=self.owner.name, operation="checkpoint", hint=hint)
             return _checkpoint(self, self.owner.catalogue(), metadata)
+
+    def not_saved(self) -> tuple[str, str]:
+        if self.network.trusted or self.spec.secrets:
+            why = "its programs hold certificates or secret placeholders of this sandbox"
+            return why, "create the sandbox without secrets and without TLS inspection"
+        return "", ""
 
     def resume_from_checkpoint(self) -> None:
         """Go on from a checkpoint; on failure the sandbox is ended."""
@@ -328,7 +332,8 @@ def _checkpoint(
         LifecycleError: Something inside holds what is the host's: that could not be continued, and it goes
             on as before.
     """
-    saving.settle(sandbox)
+    if not sandbox.is_held:
+        saving.settle(sandbox)
     sandbox.ask("freeze", True)
     try:
         _quiesce(sandbox)

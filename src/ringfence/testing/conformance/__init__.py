@@ -26,6 +26,7 @@ from .files import Files
 from .helper_tasks import HelperTasks
 from .lifecycle import Lifecycle
 from .limits import LimitsThatBite
+from .live_forks import LiveForks
 from .mounts import Mounts
 from .network import Network
 from .optional import Attendance, Comparison, Durability, Forks, Profiles, Tenancy
@@ -58,6 +59,7 @@ class BackendConformance(
     Checkpoints,
     Suspension,
     LimitsThatBite,
+    LiveForks,
     Warmth,
     Reports,
     Comparison,

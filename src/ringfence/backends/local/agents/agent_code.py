@@ -33,6 +33,7 @@ _MODULES = (
     "ringfence.guest.without_namespaces.sockets",
     "ringfence.guest.starting",
     "ringfence.guest.process_image",
+    "ringfence.guest.relays",
     "ringfence.guest.tags",
     "ringfence.guest.trees",
     "ringfence.guest.users",

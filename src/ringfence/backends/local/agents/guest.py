@@ -137,6 +137,9 @@ class GuestSandbox(LocalSandbox):
     # -- exec -------------------------------------------------------------------------------
 
     def start(self, request: ExecRequest) -> LocalExec:
+        return self._start(request, GuestExec)
+
+    def _start(self, request: ExecRequest, kind: type[GuestExec]) -> GuestExec:
         with self._lock:
             self._require(State.RUNNING, "exec")
         account = self._account(request.user)
@@ -148,13 +151,13 @@ class GuestSandbox(LocalSandbox):
             outer = (terminal, terminal, None)
         else:
             lend(inner)
-        rest = (*self.as_asked(request, account.env), account.uid)
+        rest = (*self.as_asked(request, account.env), account.uid, kind.is_relayed)
         cwd = self.working_directory(request.cwd)
         with self._order:
             self._numbers += 1
             number = self._numbers
             kills = self.oom_kills()
-            run = GuestExec(self, number, self.control, ours, outer, kills, request.argv[0], cwd)
+            run = kind(self, number, self.control, ours, outer, kills, request.argv[0], cwd)
             self._live[number] = run
             try:
                 self.send(("exec", number, *rest), [theirs.fileno(), *inner])
@@ -310,9 +313,14 @@ class GuestSandbox(LocalSandbox):
 
 
 class GuestExec(LocalExec):
-    """A process tree in a guest. Its terminal lies inside; the agent passes bytes on."""
+    """A process tree in a guest. Its terminal lies inside; the agent passes bytes on.
+
+    Attributes:
+        is_relayed: The agent passes on the bytes of its other streams too.
+    """
 
     asks_to_resize = True
+    is_relayed = False
 
     def resize(self, rows: int, cols: int) -> None:
         if self.stdout is None or self.stderr is not None:

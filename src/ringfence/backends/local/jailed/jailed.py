@@ -9,35 +9,93 @@ import time
 
 from ....model.state import State
 from ....model.stats import SandboxStats
+from ...optional import AttendedExec, Continuable
 from .. import journal
-from ..agents.guest import GuestSandbox
+from ..agents.guest import GuestExec, GuestSandbox
 from ..host.facts import host
 from ..mounts.mounting import OrNothing
 from ..sandbox import InCgroup
+from . import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from ....model.execs.exec import ExecRequest
     from ....model.mount import Mount
     from ....model.session import ResolvedMount
+    from ...optional import ProcessTemplate
+    from ...protocol import BackendExec, BackendSandbox
     from ..launched import Launched
     from ..mounts.protect import Protected
     from .jail_mounts import JailMounts
 
 
-class JailedSandbox(InCgroup, GuestSandbox):
+class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
     """The part of `BackendSandbox` that is the same for all of them.
 
     Attributes:
         jailer: Who has started the program, and can let somebody in to it.
         protected: What keeps paths in its mounts as they are; `note` is the journal's of that.
+        is_held: Nothing inside holds what is the host's: the next snapshot has its memory.
     """
 
     jailer: Launched
     protected: list[Protected]
     note: str | None
+    is_held = False
+
+    # -- execs, and what of them can be saved ------------------------------------------------------
+
+    def start(self, request: ExecRequest) -> GuestExec:
+        """Start what may go on in forks. A terminal cannot be saved."""
+        return self._start(request, whole.RelayedExec if request.pty is None else GuestExec)
+
+    def start_attended(self, request: ExecRequest, label: str = "") -> GuestExec:
+        """Start what a caller waits for: nothing is between it and its streams."""
+        del label
+        return self._start(request, GuestExec)
+
+    def attend(self, run: GuestExec) -> None:
+        """Count an exec that began in the sandbox that was saved."""
+        self._live[run.number] = run
+
+    def running(self) -> Mapping[str, str]:
+        """See `Continuable`."""
+        return {run.id: run.facts[0] for run in list(self._live.values())}
+
+    def template(self, run: BackendExec) -> ProcessTemplate:
+        """See `Continuable`."""
+        if self.state is State.SUSPENDED:
+            raise whole.refused(self, f"{run.id} cannot be copied: the sandbox is suspended")
+        if not isinstance(run, whole.RelayedExec):
+            raise whole.refused(self, f"{run.id} cannot be copied: it has a terminal")
+        return whole.WholeTemplate(self, run)
+
+    def hold(self, templates: Sequence[ProcessTemplate]) -> None:
+        """See `Continuable`."""
+        why, _ = self.not_saved()
+        if self.spec.secrets:
+            why = why or "its programs hold secret placeholders of this sandbox"
+        if self.state not in (State.PROVISIONED, State.RUNNING):
+            why = f"the sandbox is {self.state.value}"
+        if why:
+            raise whole.refused(self, why)
+        whole.hold(self, templates)
+        self.is_held = True
+
+    def not_saved(self) -> tuple[str, str]:
+        """Return why its memory cannot be saved, and what to do; empty if it can."""
+        raise NotImplementedError
+
+    def move(self, templates: Sequence[ProcessTemplate], sandbox: BackendSandbox) -> None:
+        """See `Continuable`."""
+        assert isinstance(sandbox, JailedSandbox)
+        for each in templates:
+            assert isinstance(each, whole.WholeTemplate)
+            each.home = sandbox
+            each.release()
 
     def _read_stats(self, state: State) -> SandboxStats:
         """The host's counters for all of the program; the guest's for what is inside."""

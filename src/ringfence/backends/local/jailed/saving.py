@@ -13,7 +13,7 @@ from ..answers import Refused, answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
     from ....model.session import Snapshot
@@ -86,13 +86,16 @@ def _run(pack: Callable[[int], None], write: int, problems: list[BaseException])
         problems.append(exc)
 
 
-def settle(sandbox: GuestSandbox) -> None:
+def settle(sandbox: GuestSandbox, going_on: Sequence[int] = ()) -> None:
     """See that nothing inside holds what is the host's: that could not be continued.
+
+    Args:
+        going_on: Execs that let go of it, and are joined later.
 
     Raises:
         LifecycleError: Something does, and what.
     """
-    reply = sandbox.request("settle", ())
+    reply = sandbox.request("settle", tuple(going_on))
     try:
         answer(reply, _PATIENCE_S)
         answer(reply, _PATIENCE_S)  # until the agent has let go of its end
@@ -108,14 +111,25 @@ def settle(sandbox: GuestSandbox) -> None:
 
 
 def check_goes_on(spec: SandboxSpec | None, taken_under: SandboxSpec) -> None:
-    """Refuse to have what goes on with its memory be something else; its id is no part of what it was.
+    """Refuse to have what goes on with its memory be something else; only what the host keeps may differ.
 
     Raises:
         InvalidRequest: It is asked for under another spec.
     """
-    if spec is not None and replace(spec, id=taken_under.id) != taken_under:
+    if spec is None:
+        return
+    limits = taken_under.limits
+    same = replace(
+        spec,
+        id=taken_under.id,
+        labels=taken_under.labels,
+        limits=replace(
+            spec.limits, wall_time_s=limits.wall_time_s, output_bytes=limits.output_bytes
+        ),
+    )
+    if same != taken_under:
         raise InvalidRequest(
-            "a memory snapshot is restored under its own spec only",
+            "a memory snapshot is restored under its own spec only, but for labels",
             field="spec",
             hint="restore it without a spec",
         )

@@ -1,0 +1,206 @@
+"""Execs that go on after their sandbox was saved with its memory: in its place, and in its forks."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from ....errors import LifecycleError, RingfenceError, Unsupported
+from ....launcher import wire
+from ...optional import ProcessTemplate
+from ..agents.guest import GuestExec
+from ..agents.streams import lend, open_channels
+from ..answers import answer
+from . import saving
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ....model.execs.exec import ExecRequest
+    from ...protocol import BackendExec
+    from .jailed import JailedSandbox
+
+_JOIN_S = 60.0
+
+
+class RelayedExec(GuestExec):
+    """A process tree whose streams the agent passes on, so that it can be saved.
+
+    `done` stays the same descriptor while the socket behind it is replaced: a driver waits for it.
+    """
+
+    is_relayed = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._far: dict[int, int] | None = None
+        self._wait = select.epoll()
+        self._wait.register(self._reply, select.EPOLLIN)
+
+    @property
+    def done(self) -> int:
+        return -1 if self._wait.closed else self._wait.fileno()
+
+    @property
+    def is_apart(self) -> bool:
+        """True while what it belongs to is saved."""
+        return self._far is not None
+
+    def leave(self) -> None:
+        """Keep its streams and its driver from seeing that the agent closes its ends."""
+        with self._lock:
+            if self._status is not None or self._problem is not None or self._wait.closed:
+                raise LifecycleError(f"{self.id} has just ended")
+            ends = enumerate((self.stdin, self.stdout, self.stderr))
+            self._far = {
+                number: os.open(
+                    f"/proc/self/fd/{fd}", (os.O_WRONLY if number else os.O_RDONLY) | os.O_CLOEXEC
+                )
+                for number, fd in ends
+                if fd is not None
+            }
+            self._wait.unregister(self._reply)
+
+    def stay(self) -> None:
+        """Go on as before: nothing was saved, or all is lost. Idempotent."""
+        with self._lock:
+            far, self._far = self._far, None
+            for fd in (far or {}).values():
+                os.close(fd)
+            if far is not None and not self._wait.closed:
+                self._wait.register(self._reply, select.EPOLLIN)
+
+    def move(self, sandbox: JailedSandbox) -> None:
+        """Go on in the sandbox that was restored in its sandbox's place; what cannot ends as lost."""
+        far, reply = self._far, None
+        if far is None:
+            return
+        try:
+            reply = join(sandbox, self.number, far)
+        except (RingfenceError, OSError):
+            self.stay()
+            return
+        with self._lock:
+            self._far, before, self._reply = None, self._reply, reply
+            self._sandbox, self._control = sandbox, sandbox.control
+            sandbox.attend(self)
+            before.close()
+            self._wait.register(reply, select.EPOLLIN)
+
+    def close(self) -> None:
+        super().close()
+        self.stay()
+        self._wait.close()
+
+
+def join(sandbox: JailedSandbox, number: int, far: dict[int, int]) -> wire.Socket:
+    """Have a restored agent tell of an exec's end; returns where. The ends are closed, if that succeeds.
+
+    Raises:
+        Refused: There is no such exec.
+        SandboxLost: The sandbox has ended.
+    """
+    ours, theirs = wire.socketpair()
+    try:
+        ends = tuple(sorted(far))
+        asked = sandbox.request(
+            "join", (number, ends), (theirs.fileno(), *(far[end] for end in ends))
+        )
+        try:
+            answer(asked, _JOIN_S)
+        finally:
+            asked.close()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    for fd in far.values():
+        os.close(fd)
+    return ours
+
+
+class WholeTemplate(ProcessTemplate):
+    """Template of an exec whose sandbox is saved with all that runs in it.
+
+    Attributes:
+        home: Where it goes on: once that was saved, the sandbox in its place.
+    """
+
+    def __init__(self, home: JailedSandbox, run: RelayedExec) -> None:
+        self.home, self.run = home, run
+
+    def release(self) -> None:
+        if self.run.is_apart:
+            self.run.move(self.home)
+
+    def load(self) -> None:
+        self.release()
+
+    def copy(
+        self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
+    ) -> tuple[BackendExec, Callable[[], None]]:
+        del taken, label
+        command, cwd, *_ = self.run.facts
+        ours, theirs, inner, outer = open_channels(request)
+        ours.close()
+        theirs.close()
+        lend(inner)
+        far = dict(enumerate(inner, 3 - len(inner)))
+        try:
+            reply = join(sandbox, self.run.number, far)
+        except BaseException as exc:
+            for fd in (*inner, *(end for end in outer if end is not None)):
+                os.close(fd)
+            if not isinstance(exc, OSError | RingfenceError):
+                raise
+            raise refused(sandbox, f"{self.run.id} did not go on: {exc}") from exc
+        run = RelayedExec(
+            sandbox,
+            self.run.number,
+            sandbox.control,
+            reply,
+            outer,
+            sandbox.oom_kills(),
+            command,
+            cwd,
+        )
+        sandbox.attend(run)
+        return run, _nothing
+
+    def close(self) -> None:
+        self.release()
+
+
+def _nothing() -> None:
+    """It runs already."""
+
+
+def refused(sandbox: JailedSandbox, reason: str) -> Unsupported:
+    return Unsupported(
+        reason,
+        backend=sandbox.backend.name,
+        operation="fork with processes",
+        hint='processes="none" copies the files',
+    )
+
+
+def hold(sandbox: JailedSandbox, templates: Sequence[ProcessTemplate]) -> None:
+    """Have these execs, and nothing else inside, hold what is the host's.
+
+    Raises:
+        Unsupported: Something else does; all goes on.
+    """
+    runs = [each.run for each in templates if isinstance(each, WholeTemplate)]
+    try:
+        for run in runs:
+            run.leave()
+        saving.settle(sandbox, [run.number for run in runs])
+    except BaseException as exc:
+        for run in runs:
+            run.stay()
+        if isinstance(exc, LifecycleError):
+            raise refused(sandbox, exc.message) from exc
+        raise
