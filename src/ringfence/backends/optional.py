@@ -223,6 +223,10 @@ class Forkable:
         """
         raise NotImplementedError
 
+    def left_behind(self) -> Sequence[str]:
+        """Return the commands, with their pids inside, of processes of no exec. No template is there yet."""
+        raise NotImplementedError
+
 
 class Continuable:
     """A sandbox that is saved as a whole: all that runs in it goes on in each sandbox restored from that.

@@ -40,10 +40,22 @@ _BOOT = (
     "s,_,r=b.partition(b'\\0')\n"
     "exec(compile(s,'<ringfence kernel>','exec'),{'__name__':'ringfence_kernel','REST':r})"
 )
-# Node can make no pipe and move no descriptor: the shell gives it a pipe each for 1 and 2, with the
-# ends that read at 8 and 9, and the streams of the exec at 6 and 7.
+# Node can make no pipe and move no descriptor: another program gives it a pipe each for 1 and 2, with the
+# ends that read at 8 and 9, and the streams of the exec at 6 and 7. Python becomes node; a shell would
+# stay as its parent, and no process with children goes on in forks.
+_PIPES = (
+    "import os,signal,sys\n"
+    "d=os.dup2;d(1,6);d(0,7)\n"
+    "for fd in (1,2):\n"
+    " r,w=os.pipe();d(r,10+fd);d(w,fd);os.close(r);os.close(w)\n"
+    "for fd in (1,2):d(10+fd,7+fd);os.close(10+fd)\n"
+    "d(os.open('/dev/null',0),0)\n"
+    "for each in (signal.SIGPIPE,signal.SIGXFSZ):signal.signal(each,signal.SIG_DFL)\n"
+    "os.execvp('node',['node','--no-force-async-hooks-checks','-e',sys.argv[1]])"
+)
 _NODE = (
     "command -v node >/dev/null || { echo node is not installed >&2; exit 127; }\n"
+    f'command -v python3 >/dev/null && exec python3 -ISc {shlex.quote(_PIPES)} "$BOOT"\n'
     "exec 6>&1 7<&0\n"
     ": | { exec 8<&0; : | {\n"
     "exec 9<&0 </dev/null >/proc/self/fd/8 2>/proc/self/fd/9\n"
@@ -78,6 +90,8 @@ def kernel_of(language: str) -> bytes:
         return (here / "kernel.js").read_bytes() + b"\0"
     source = (here / "kernel.py").read_text()
     part = "jupyter" if language.startswith(JUPYTER) else "charts"
+    if language == "bash":
+        part = language
     text = f"\n{part.upper()} = {(here / f'{part}.py').read_text()!r}"
     return source.replace(f'\n{part.upper()} = ""', text, 1).encode() + b"\0"
 

@@ -118,7 +118,7 @@ function take(request) {
     Atomics.add(wire.lock, 1, 1);
     Atomics.notify(wire.lock, 1);
   } else if (request.do === 'interrupt') interrupt(request.cell);
-  else if (request.do === 'copied') wire.exclusively(() => wire.write(wire.frame('hello', undefined, '-', '-')));
+  else if (request.do === 'copied' || request.do === 'ping') wire.exclusively(() => wire.write(wire.frame('hello', undefined, '-', '-')));
   else { queue.push(request); next(); }
 }
 const pieces = [];

@@ -29,8 +29,6 @@ TEXT_CHARS = 1 << 20
 FRAME_BYTES = 1 << 16
 _BATCH_S = 0.002  # output that comes within it shares a frame
 _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-_AGAIN_S = 0.8  # from an interrupt that bash does not react to, to another one
-_LOOKS_S = 0.05  # at interrupts, while bash runs a cell
 _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
 _REPRS = {
     "_repr_html_": "text/html",
@@ -46,6 +44,7 @@ _REPRS = {
 CHART = "application/vnd.ringfence.chart+json"
 CHARTS = ""  # source of `charts`, put here when the kernel is sent
 JUPYTER = ""  # source of `jupyter`, likewise
+BASH = ""  # source of `bash`, likewise
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -289,83 +288,6 @@ class Input(io.TextIOBase):
         return "".join(self)
 
 
-class Shell:
-    """A bash that keeps its directory, variables and functions.
-
-    It is interactive, on no terminal: so SIGINT ends what it evaluates, and not bash.
-    """
-
-    def __init__(self, wire: Wire) -> None:
-        import subprocess
-
-        self._reports, report = os.pipe()
-        fds = (report, wire.ends[1], wire.ends[2])
-        self._process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
-            stdin=subprocess.PIPE,
-            stdout=wire.ends[1],
-            stderr=subprocess.DEVNULL,  # it complains that there is no terminal
-            pass_fds=fds,
-            env={**os.environ, "PS1": "", "PS2": "", "HISTFILE": ""},
-        )
-        os.close(report)
-        self._fd, self._count = report, 0
-        self._streams = f"exec >&{fds[1]} 2>&{fds[2]}"  # what an earlier cell closed is back
-        self._give("set +o history +H\n")
-
-    def _give(self, text: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(text.encode("utf-8", "replace"))
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: whoever reads its report sees that
-
-    def run(self, code: str, takes_interrupt: Callable[[], bool]) -> int | None:
-        """Evaluate code; return its status, None if bash ended by it.
-
-        Args:
-            takes_interrupt: Says whether an interrupt came since it was asked last; bash and what
-                it runs have the signal too.
-        """
-        import shlex
-
-        self._give(f"{self._streams}; eval {shlex.quote(code)} </dev/null\n")
-        self._ask()
-        was_interrupted, reports, again_at = False, b"", float("inf")
-        while True:
-            for line in reports.split(b"\n")[:-1]:
-                number, _, status = line.partition(b" ")
-                if number == b"%d" % self._count:
-                    if was_interrupted:
-                        raise KeyboardInterrupt
-                    return int(status)
-            is_ready = _waits(self._reports, select.POLLIN, _LOOKS_S)
-            data = os.read(self._reports, 1000) if is_ready else b""
-            if takes_interrupt():
-                if not was_interrupted:
-                    was_interrupted, again_at = True, time.monotonic() + _AGAIN_S
-                self._ask()  # the signal may have cost bash the question
-                continue
-            if time.monotonic() > again_at and os.getpgrp() == os.getpid():
-                again_at = time.monotonic() + _AGAIN_S
-                os.killpg(
-                    0, signal.SIGINT
-                )  # it came while bash forked: the child did not hear of it
-            reports += data
-            if is_ready and not data:
-                self._process.kill()  # it closed the pipe, if it has not ended
-                self._process.wait()
-            if not data and self._process.poll() is not None:  # others may hold the pipe
-                os.close(self._reports)
-                return None
-
-    def _ask(self) -> None:
-        """Have bash report its status, under a new number, once it is done with all before."""
-        self._count += 1
-        self._give(f"printf '%s %s\\n' {self._count} $? >&{self._fd}\n")
-
-
 class ExitStatus(Exception):  # noqa: N818  its name is what a cell's author reads
     """The last command of a cell of bash failed."""
 
@@ -376,8 +298,8 @@ class Kernel:
     def __init__(self, rest: bytes, language: str = "python") -> None:
         self._requests, self._rest = _high(0), rest
         self._run = self._evaluate_in_bash if language == "bash" else self._cell
-        self._shell: Shell | None = None
-        self._jupyter: Any = None
+        self._shell: Any = None
+        self._shell_state, self._jupyter = b"", None  # type: bytes, Any
         self._was_interrupted = False
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
@@ -425,6 +347,10 @@ class Kernel:
             if request["do"] in ("copied", "ping"):
                 if request["do"] == "copied":
                     _reseed()
+                elif self._shell is not None:  # a copy has no child: bash begins again as it is
+                    state = self._shell.rest()
+                    if state:
+                        self._shell, self._shell_state = None, state
                 self.wire.result("hello", {})
             elif request["do"] == "variables":
                 self._serve(request, self._variables)
@@ -546,7 +472,10 @@ class Kernel:
 
     def _evaluate_in_bash(self, request: dict[str, Any]) -> None:
         if self._shell is None:
-            self._shell = Shell(self.wire)
+            names: dict[str, Any] = {"__name__": "ringfence_bash"}
+            exec(compile(BASH, "<ringfence bash>", "exec"), names)
+            self._shell = names["Shell"](self.wire.ends, self._shell_state)
+            self._shell_state = b""
         status = self._shell.run(request["code"], self._takes_interrupt)
         if status is None:
             self._shell = None

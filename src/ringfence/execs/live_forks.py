@@ -63,7 +63,10 @@ class LiveForks(Carry):
             raise _refused(f"context {self._busy} runs a cell", live)
         contexts: list[str] = []
         processes: list[str] = []
-        left_out: dict[str, str] = {}
+        names = inner.left_behind()
+        left_out = {each: f"{each} runs in the background and belongs to no exec" for each in names}
+        if left_out and is_required:
+            raise _refused("; ".join(left_out.values()), live)
         for run in self._execs.running_of(live.sandbox_id):
             view, begun = run.view(), run.begun
             is_context = bool(language_of(view.argv))

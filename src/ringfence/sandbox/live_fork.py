@@ -81,19 +81,33 @@ class LiveFork:
             raise
 
     def _stop(self, parent: str, *, is_required: bool) -> ForkReport:
-        inner = self._sandbox._inner
-        name = self._sandbox.session.backend
+        inner, name = self._sandbox._inner, self._sandbox.session.backend
         if isinstance(inner, Continuable):
             if not self._sandbox._can_move:
                 raise _refused(f"a manager's session in the {name} backend copies files only", name)
             if not inner.running() and not self._sandbox.stats().pids:
                 return ForkReport(parent)
-            is_required = True  # what cannot go along cannot stay behind either
-        elif not isinstance(inner, Forkable):
+            self._hold_all(
+                inner, is_required=True
+            )  # what cannot go along cannot stay behind either
+            inner.hold([each.template for each in self._held])
+            self.is_whole = True
+            left_out: dict[str, str] = {}
+        elif isinstance(inner, Forkable):
+            left_out = _background(inner, is_required=is_required)
+            left_out |= self._hold_all(inner, is_required=is_required)
+        else:
             raise _refused(f"the {name} backend copies files only, and no running processes", name)
-        contexts = {
-            each.id: (each, default) for each, default in self._sandbox._its_contexts.running()
-        }
+        contexts = tuple(each.id for each in self._held if each.context is not None)
+        processes = tuple(each.id for each in self._held if each.context is None)
+        goes_on = self.is_whole or bool(self._held)
+        reason = "; ".join(left_out.values())
+        return ForkReport(parent, goes_on, reason, contexts, processes, tuple(left_out))
+
+    def _hold_all(self, inner: Forkable | Continuable, *, is_required: bool) -> dict[str, str]:
+        """Stop every exec that can be copied; why others cannot."""
+        running = self._sandbox._its_contexts.running()
+        contexts = {each.id: (each, default) for each, default in running}
         left_out: dict[str, str] = {}
         for id, command in inner.running().items():  # in the order in which they began
             if id in contexts:
@@ -109,21 +123,7 @@ class LiveFork:
                 if is_required:
                     raise _refused(f"{exc.message} ({command})") from exc
                 left_out[f"{id} ({command})"] = exc.message
-        if isinstance(inner, Continuable):
-            inner.hold([each.template for each in self._held])
-            self.is_whole = True
-        ids = {True: [], False: []}  # type: dict[bool, list[str]]
-        for each in self._held:
-            ids[each.context is not None].append(each.id)
-        reason = "; ".join(left_out.values())
-        return ForkReport(
-            parent,
-            self.is_whole or bool(self._held),
-            reason,
-            tuple(ids[True]),
-            tuple(ids[False]),
-            tuple(left_out),
-        )
+        return left_out
 
     def _hold_context(
         self, inner: Forkable | Continuable, command: str, context: Context, is_default: bool
@@ -131,6 +131,8 @@ class LiveFork:
         if not context.hold():
             raise _refused(f"context {context.id} runs a cell")
         self._waiting.append(context)
+        if isinstance(inner, Forkable):
+            context.rest()
         template = inner.template(context._process._pump.run)
         held = _Held(context.id, command, template, has_stdin=True)
         held.context, held.is_default = context, is_default
@@ -196,6 +198,17 @@ class LiveFork:
             held, self._held = self._held, []
             for each in held:
                 each.template.close()
+
+
+def _background(inner: Forkable, *, is_required: bool) -> dict[str, str]:
+    """Why processes that belong to no exec stay behind, where there are some."""
+    found = {
+        each: f"{each} runs in the background and belongs to no exec"
+        for each in inner.left_behind()
+    }
+    if found and is_required:
+        raise _refused("; ".join(found.values()))
+    return found
 
 
 def _start(

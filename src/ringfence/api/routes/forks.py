@@ -111,7 +111,8 @@ async def hold_cells(
     service: Service, execs: Execs, live: Live, processes: str, held: AsyncExitStack
 ) -> str:
     """Keep cells of a sandbox from beginning; the id of a context that runs one, where there is one."""
-    is_awake = live.inner.session.state is State.RUNNING  # else no kernel answers
+    # Else no kernel answers. A fork in which nothing was started yet is provisioned.
+    is_awake = live.inner.session.state in (State.PROVISIONED, State.RUNNING)
     if processes == "none" or not isinstance(live.inner, Forkable) or not is_awake:
         return ""
     for run in execs.running_of(live.sandbox_id):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ...contexts.context import GRACE_S, START_S
+from ...contexts.context import BASH, GRACE_S, START_S
 from ...contexts.execution import Cell, CellError
 from ...contexts.frames import BrokenFrameError, Reader, kernel_of, language_of, request
 from ...errors import ExecError, ExecNotFound, RingfenceError
@@ -29,6 +29,7 @@ from .runs import Bell, Watching
 _PIECE = 64 << 10
 _INLINE, _INLINE_S = 8 << 10, 0.001  # bytes that cost less here than a thread: about so much
 _SEND_S, _IDLE_S = 30.0, 2.0
+_BASH_IDLE_S = 10.0  # it ends its bash first: see `contexts.bash`
 _tasks: set[asyncio.Task[None]] = set()
 
 
@@ -114,12 +115,13 @@ async def _says_hello(
 async def is_idle(service: Service, run: Run) -> bool:
     """Ask a kernel whether it runs a cell: then it does not answer at once. Precondition: `Sending.hold`."""
     track = run.spool.tracks[OUT]
+    most_s = _BASH_IDLE_S if language_of(run.view().argv) == BASH else _IDLE_S
     try:
-        async with asyncio.timeout(_IDLE_S):
+        async with asyncio.timeout(most_s):
             with Bell(run) as bell, SpoolReader(track, track.total) as spool:
                 await append(run, request("ping"))
                 reader = Reader(in_the_middle=True)
-                return await _says_hello(service, run, bell, spool, reader, _IDLE_S)
+                return await _says_hello(service, run, bell, spool, reader, most_s)
     except (TimeoutError, BrokenFrameError, RingfenceError):
         return False
 

@@ -20,7 +20,7 @@ from .inner import namespace_fds_of, replay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from ...model.execs.exec import ExecRequest
@@ -188,10 +188,37 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
         inside = int(sandbox.ask("pid", run.number)[0])
     except Refused as exc:
         raise refused(f"{run.id} has ended") from exc
-    with open(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children", "rb") as file:
-        for pid in file.read().split():
-            with open(f"/proc/{int(pid)}/status", "rb") as status:
-                ids = status.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
-            if ids and int(ids[-1]) == inside:
-                return int(pid)
+    for pid, number, _command in _children(sandbox.pid):
+        if number == inside:
+            return pid
     raise refused(f"{run.id} is not to be found")
+
+
+def left_behind(sandbox: NativeSandbox) -> list[str]:
+    """See `Forkable`. PID 1 adopts what the processes of an exec leave in the background."""
+    others = {number: command for _, number, command in _children(sandbox.pid)}
+    runs, known = list(sandbox.runs.values()), set()
+    if len(others) <= len(runs):
+        return []
+    for run in runs:
+        try:
+            known.add(int(sandbox.ask("pid", run.number)[0]))
+        except Refused:
+            continue  # it has just ended
+    return [f"{others[each]} (pid {each})" for each in sorted(set(others) - known)]
+
+
+def _children(pid: int) -> Iterator[tuple[int, int, str]]:
+    """Yield pid, pid inside, and command of the children of a PID 1."""
+    with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+        found = file.read().split()
+    for each in found:
+        try:
+            with open(f"/proc/{int(each)}/status", "rb") as status:
+                text = status.read()
+        except OSError:
+            continue  # it has just ended
+        ids = text.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        if ids and b"\nState:\tZ" not in text:
+            name = text.partition(b"Name:\t")[2].partition(b"\n")[0]
+            yield int(each), int(ids[-1]), name.decode("utf-8", "replace")

@@ -30,7 +30,7 @@ from .network import NativeNetwork
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
@@ -394,6 +394,12 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
         if self.state is State.SUSPENDED:
             raise refused(f"{run.id} cannot be copied: the sandbox is suspended")
         return NativeTemplate(self, run)
+
+    def left_behind(self) -> Sequence[str]:
+        """See `Forkable`."""
+        from .live_copies import left_behind
+
+        return left_behind(self)
 
     def save_layer(self, path: str) -> None:
         """Write what was changed of the image this sandbox started from to the new file `path`.

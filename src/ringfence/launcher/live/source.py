@@ -258,8 +258,8 @@ class Source:
         if int(fields[4]):
             raise CannotCopy("it has a terminal")
         for tid in self._stopped:
-            if _read(f"/proc/{self.pid}/task/{tid}/children"):
-                raise CannotCopy("it has child processes")
+            if children := _read(f"/proc/{self.pid}/task/{tid}/children").split():
+                raise CannotCopy(f"it has child processes: {_names_of(children)}")
         if _read(f"/proc/{self.pid}/timers"):
             raise CannotCopy("it has POSIX timers")
         self.umask = int(facts["Umask"], 8)
@@ -679,6 +679,16 @@ def _size_of(root: int, mapping: Mapping) -> int:
         return os.fstat(fd).st_size
     finally:
         os.close(fd)
+
+
+def _names_of(pids: list[bytes]) -> str:
+    names = []
+    for pid in pids[:5]:
+        try:
+            names.append(_shown(_read(f"/proc/{int(pid)}/comm").rstrip(b"\n")))
+        except OSError:
+            continue  # it has just ended
+    return ", ".join([*names, *["others"] * (len(pids) > 5)])
 
 
 def _pread(fd: int, length: int, at: int) -> bytes:
