@@ -11,6 +11,7 @@ from ..model import client_session as _client_session
 from ..model import limits as _limits
 from ..model import mount as _mount
 from ..model import spec as _spec
+from ..model import template as _template
 from ..model.base import checks as _checks
 from ..model.base.model import Model
 from ..model.base.words import StrEnum
@@ -155,6 +156,14 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("ExecutionRequest", "tier"): _or_null({"enum": ["", *_spec.TIERS]}),
     ("ExecutionRequest", "id"): _or_null({"anyOf": [_ID, {"const": ""}]}),
     ("Mount", "target"): _TARGET,
+    ("TemplateRequest", "name"): _NAME,
+    ("TemplateRequest", "backend"): _NAME_OR_NONE,
+    ("TemplateRequest", "steps"): _list({MARK: "TemplateStep"}, _template.MOST_STEPS),
+    ("TemplateStep", "run"): {"anyOf": [_STRING, {"type": "array", "items": _STRING}]},
+    ("TemplateStep", "copy"): _like("^([0-9a-f]{64})?$"),
+    ("TemplateStep", "mode"): _like("^[0-7]{0,4}$"),
+    ("TemplateStep", "workdir"): _like("^(/.*)?$", 4095),
+    ("TemplateStep", "user"): _like("^([0-9]{1,9}|[a-z_][a-z0-9_.-]{0,31})?$"),
     ("PoolConfig", "profiles"): _map(_NAME, {MARK: "SandboxSpec"}),
     ("PoolConfig", "warm_profiles"): {"type": "array", "items": _NAME},
     ("ExecutionConfig", "work_dir"): _ABSOLUTE,
@@ -182,6 +191,8 @@ _NUMBERS: dict[tuple[str, str], tuple[float, float]] = {
     ("ExecRequest", "timeout_s"): (0.001, _YEAR_S),
     ("ExecRequest", "max_output_bytes"): (0, 2**40),
     ("StartRequest", "wait_s"): (0, _DAY_S),
+    ("TemplateRequest", "timeout_s"): (0.001, _DAY_S),
+    ("TemplateStep", "timeout_s"): (0.001, _DAY_S),
     ("PoolConfig", "min_warm"): (0, 100_000),
     ("PoolConfig", "max_warm"): (0, 100_000),
     ("PoolConfig", "warm_ttl_s"): (0.001, _YEAR_S),
@@ -243,6 +254,7 @@ _SOMETIMES_ABSENT = (
     "NetworkRule",
     "Credential",
     "NetworkLimits",
+    "TemplateStep",
 )
 _HIDDEN = {("CreateRequest", "spec"), ("CreateRequest", "given")}
 

@@ -22,7 +22,7 @@ from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
 from ..sessions.catalogue.describe import describe_live
 from ..sessions.live import Live
-from . import lives, network
+from . import lives, network, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
 from .notes import Notes, notes_of, own_metadata
@@ -96,6 +96,8 @@ def _spec_of(call: Call, template: str) -> tuple[SandboxSpec, str | None]:
     spec = call.shared.settings.spec_of(template)
     if spec is not None:
         return spec, None
+    if (built := templates.resolve(call, template)) is not None:
+        return templates.spec_of(built), None
     found = _snapshot(call, template)
     if found is None:
         raise ApiError(404, f"template '{template}' not found")
@@ -340,7 +342,9 @@ async def snapshots(call: Call) -> Response:
 
 
 async def delete_template(call: Call) -> Response:
-    """Remove a snapshot by its id; templates are the configuration's."""
+    """Remove a template of the caller's, or a snapshot by its id."""
+    if await templates.delete(call):
+        return Response(status_code=204)
     found = await call.call(_snapshot, call, call.params["template_id"])
     if found is None:
         raise ApiError(404, f"template '{call.params['template_id']}' not found")
@@ -413,8 +417,8 @@ async def set_network(call: Call) -> Response:
     return Response(status_code=204)
 
 
-async def templates(call: Call) -> Response:
-    """List the names of the templates."""
+async def list_templates(call: Call) -> Response:
+    """List the configuration's templates, and the caller's."""
     names = sorted({"base", "code-interpreter-v1", *call.shared.settings.templates})
     forms = [
         {
@@ -428,7 +432,7 @@ async def templates(call: Call) -> Response:
         }
         for name in names
     ]
-    return JSONResponse(forms)
+    return JSONResponse([*forms, *await call.call(templates.own, call)])
 
 
 async def nothing(_call: Call) -> Response:
@@ -446,8 +450,7 @@ def _refusing(what: str) -> Any:
 _VOLUMES = _refusing(_REFUSED["volumeMounts"])
 _SECRETS = _refusing("secrets are not supported by Ringfence: use network rules with credentials")
 _BUILDS = _refusing(
-    "building templates is not supported by Ringfence's E2B API: run `ringfence template build`,"
-    " and name the template in the server's configuration"
+    "templates are built by E2B's v3 API here: use a newer SDK, with Template.build"
 )
 _SANDBOX = "/sandboxes/{sandbox_id}"
 
@@ -468,8 +471,9 @@ ROUTES = [
     Route("PUT", f"{_SANDBOX}/network", set_network),
     Route("GET", f"{_SANDBOX}/metrics", metrics),
     Route("GET", "/snapshots", snapshots),
-    Route("GET", "/templates", templates),
-    Route("GET", "/v2/templates", templates),
+    Route("GET", "/templates", list_templates),
+    Route("GET", "/v2/templates", list_templates),
+    *templates.ROUTES,
     Route("DELETE", "/templates/{template_id:path}", delete_template),
     Route("GET", "/teams", nothing),
     *(
@@ -478,7 +482,6 @@ ROUTES = [
         for method in ("GET", "POST", "PUT", "DELETE")
         for path in ("", "/{rest:path}")
     ),
-    Route("POST", "/v3/templates", _BUILDS),
     Route("POST", "/v2/templates", _BUILDS),
     Route("POST", "/templates", _BUILDS),
 ]

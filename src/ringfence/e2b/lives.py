@@ -44,10 +44,7 @@ def create(
     key: str = "",
 ) -> Live:
     """Create a sandbox that ends, or is paused, `timeout_s` from now, used or not."""
-    spec = replace(spec, id=None, ttl_s=max(_SHORTEST_S, timeout_s))
-    tiers = [tier for each in service.manager.maker.backends.values() for tier in each.tiers]
-    if spec.tier == LIGHT and LIGHT not in tiers and STRONG in tiers:
-        spec = replace(spec, tier=STRONG)  # E2B's clients name none: the server's backend decides
+    spec = tiered(service, replace(spec, id=None, ttl_s=max(_SHORTEST_S, timeout_s)))
     judge, most = service.permissions.judge, service.permissions.most.limits.idle_timeout_s
     unused_s = None if caller.is_admin else most
     timeouts = SessionTimeouts(
@@ -61,7 +58,7 @@ def create(
         timeouts=timeouts, metadata=notes.written(metadata), snapshot_id=snapshot_id, key=key
     )
     lease = service.manager.acquire(
-        _judged(service, caller, spec),
+        judged(service, caller, spec),
         judge(caller, options),
         client_id=caller.client,
         most=caller.max_sandboxes,
@@ -111,7 +108,15 @@ def _with_all(manager: SessionManager, carry: Carry, create: Callable[[], Live])
     return made
 
 
-def _judged(service: Service, caller: Caller, spec: SandboxSpec) -> SandboxSpec:
+def tiered(service: Service, spec: SandboxSpec) -> SandboxSpec:
+    """The spec with the server's tier: clients of E2B name none, the server's backend decides."""
+    tiers = [tier for each in service.manager.maker.backends.values() for tier in each.tiers]
+    if spec.tier == LIGHT and LIGHT not in tiers and STRONG in tiers:
+        return replace(spec, tier=STRONG)
+    return spec
+
+
+def judged(service: Service, caller: Caller, spec: SandboxSpec) -> SandboxSpec:
     """Check what the client asks for; what its template has is the operator's word."""
     own = SandboxSpec()
     plain = {name: getattr(own, name) for name in _OF_TEMPLATES}

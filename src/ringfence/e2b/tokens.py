@@ -50,6 +50,11 @@ class Tokens:
         text = f"{use}:{live.id}:{live.sandbox_id}"
         return hmac.digest(self._secret, text.encode(), "sha256").hex()
 
+    def upload(self, template_id: str, name: str, until: int) -> str:
+        """Return the signature that lets files be uploaded for a template, until that time."""
+        text = f"upload:{template_id}:{name}:{until}"
+        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
+
     def opens(self, live: Live, shown: str) -> bool:
         """Return whether this is the sandbox's token."""
         return _same(shown, self.of(live))

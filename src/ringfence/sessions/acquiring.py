@@ -20,8 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from ..store.records import SnapshotRecord
     from .parts import Manager
     from .pools.pool import PooledSandbox
+    from .templates.catalogue import Built
 
 SESSION = "sess"
 
@@ -114,6 +116,8 @@ class Acquiring:
         self.profile = ""  # of the pool that it came from
         self.share: object = None
         self.is_written = False
+        self.saved: SnapshotRecord | None = None  # whose files it starts with
+        self.built: Built | None = None
 
     def lease(self) -> Lease:
         """The session that is asked for."""
@@ -152,9 +156,9 @@ class Acquiring:
     def _new(self, wanted: str | None) -> Live:
         manager = self.manager
         preferred = self.options.preferred_backend
-        if self.options.snapshot_id is not None:
-            saved = snapshots.need(manager, self.options.snapshot_id, self.client_id)
-            preferred = saved.backend  # no other one can read it
+        self._find_files()
+        if self.saved is not None:
+            preferred = self.saved.backend  # no other one can read it
         backend = manager.maker.choose(self.spec, preferred)
         if wanted is not None and not _is_free(manager, wanted):
             wanted = None
@@ -162,6 +166,8 @@ class Acquiring:
         if live is None:
             live = self._cold(backend, wanted)
         self._begin(live)
+        if self.built is not None:
+            self._start_what_it_starts(live, self.built)
         if self.options.required.is_anything:
             self._see_that_it_will_do(live)
         took = manager.clock.now() - self.began
@@ -171,12 +177,40 @@ class Acquiring:
             manager.counters.claim.add(took)
         return live
 
+    def _find_files(self) -> None:
+        """The snapshot to start with: the one that is named, or the template's."""
+        manager, name = self.manager, self.spec.template
+        if self.options.snapshot_id is not None:
+            if name != "default":
+                hint = "omit template: a snapshot of its sandbox has the template's files"
+                raise InvalidRequest("a snapshot has files of its own", field="template", hint=hint)
+            self.saved = snapshots.need(manager, self.options.snapshot_id, self.client_id)
+        elif name != "default":
+            self.built = manager.templates.resolve(name, self.client_id)
+            if self.built is not None:
+                self.spec = self.built.merged(self.spec)
+                if self.built.snapshot is not None:
+                    self.saved = snapshots.need(manager, self.built.snapshot, None)
+
+    def _start_what_it_starts(self, live: Live, built: Built) -> None:
+        from .templates import steps
+
+        request = built.request
+        if not (request.start or request.ready):
+            return
+        try:
+            steps.start(live.sandbox, request.start, request.ready, steps.READY_S)
+        except BaseException:
+            self.manager.end(live, "start command")
+            raise
+
     def _warm(self, backend: str) -> Live | None:
         manager = self.manager
         wanted = self.options.use_pool and self.options.snapshot_id is None
         if not (wanted and manager.config.pool.enabled):
             return None
-        while (pooled := manager.pool.claim(self.spec, backend)) is not None:
+        snapshot = self.saved.id if self.saved else ""
+        while (pooled := manager.pool.claim(self.spec, backend, snapshot)) is not None:
             live = self._claimed(pooled)
             if live is not None:
                 manager.counters.add("pool_hits")
@@ -224,8 +258,9 @@ class Acquiring:
             self.spec = self.spec.altered(template=find(self.spec.template, store_of()).id)
         take_slot(manager)
         try:
+            saved = self.saved.id if self.saved else None
             inner = manager.maker.provision(
-                backend, replace(self.spec, id=wanted), self.client_id, self.options.snapshot_id
+                backend, replace(self.spec, id=wanted), self.client_id, saved
             )
         except BaseException:
             manager.slots.give_back()

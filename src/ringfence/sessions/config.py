@@ -77,6 +77,44 @@ def _read_profiles(value: object) -> dict[str, SandboxSpec]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class TemplateBounds(Model):
+    """Bounds of the templates that clients build.
+
+    Attributes:
+        templates: Of each client.
+        bytes: Of layers and uploads of each client, together.
+        upload_bytes: Of one upload.
+        builds: At once, of all clients.
+        builds_of_client: At once, of each.
+        waiting_of_client: Builds of each that wait for their turn.
+        build_s: Time of one build.
+        output_bytes: Of the log of one build; a step that prints more fails.
+        keep_s: Layers and uploads that no template needs are kept for so long after their last use.
+        index_url: Package index of `pip_install`; empty for $PIP_INDEX_URL, else PyPI.
+    """
+
+    templates: int = 50
+    bytes: int = 20 << 30
+    upload_bytes: int = 1 << 30
+    builds: int = 4
+    builds_of_client: int = 2
+    waiting_of_client: int = 20
+    build_s: float = 3_600.0
+    output_bytes: int = 4 << 20
+    keep_s: float = 7 * _DAY_S
+    index_url: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("templates", "builds", "builds_of_client", "waiting_of_client"):
+            checks.integer(getattr(self, name), name, 0, _MOST)
+        for name in ("bytes", "upload_bytes", "output_bytes"):
+            checks.integer(getattr(self, name), name, 0, 1 << 62)
+        checks.number(self.build_s, "build_s", 0.001, _DAY_S)
+        checks.number(self.keep_s, "keep_s", 0.0, 366 * _DAY_S)
+        checks.text(self.index_url, "index_url")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ManagerConfig(Model):
     """The bounds a manager keeps to.
 
@@ -89,6 +127,7 @@ class ManagerConfig(Model):
         max_waiting: Acquires that may wait for room; the next one is refused at once.
         wait_s: How long each waits at most.
         keep_ended_s: How long ended sessions can still be looked up.
+        templates: Bounds of the templates that clients build.
     """
 
     max_sandboxes: int = 100
@@ -99,8 +138,10 @@ class ManagerConfig(Model):
     wait_s: float = 10.0
     keep_ended_s: float = _DAY_S
     max_of_client: int | None = None
+    templates: TemplateBounds = field(default_factory=TemplateBounds)
 
     def __post_init__(self) -> None:
+        checks.instance(self.templates, "templates", TemplateBounds)
         checks.integer(self.max_sandboxes, "max_sandboxes", 1, _MOST)
         if self.max_of_client is not None:
             checks.integer(self.max_of_client, "max_of_client", 1, _MOST)
@@ -113,4 +154,8 @@ class ManagerConfig(Model):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        return {"timeouts": SessionTimeouts.from_json, "pool": PoolConfig.from_json}
+        return {
+            "timeouts": SessionTimeouts.from_json,
+            "pool": PoolConfig.from_json,
+            "templates": TemplateBounds.from_json,
+        }

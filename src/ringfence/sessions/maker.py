@@ -13,18 +13,19 @@ from ..store import records
 from . import selection
 from .catalogue.records import spec_text
 from .pools.pool import PooledSandbox
+from .pools.restored import Restored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..backends.protocol import Backend, BackendSandbox
+    from ..backends.protocol import Backend, BackendSandbox, WarmSandbox
     from ..model.capabilities import BackendReport
     from ..model.spec import SandboxSpec
+    from ..store.records import SnapshotRecord
     from ..store.store import Store
     from .admission import Slots
     from .clock import Clock
-    from .config import PoolConfig
 
 SANDBOX = "sbx"
 NOBODY = ""  # the owner of what is warm
@@ -140,18 +141,28 @@ class Maker:
         shown, self._templates[sandbox_id] = apply(spec)
         return shown
 
-    def build_ahead(self, config: PoolConfig, profile: str) -> PooledSandbox | None:
-        """A warm sandbox of a profile, with a slot of its own; None where there is none free."""
-        spec = config.profiles[profile]
-        name = self.choose(spec)
+    def build_ahead(
+        self, spec: SandboxSpec, profile: str, saved: SnapshotRecord | None = None
+    ) -> PooledSandbox | None:
+        """A warm sandbox of a profile, with a slot of its own; None where there is none free.
+
+        Args:
+            saved: The snapshot whose files it has.
+        """
+        name = self.choose(spec, saved.backend if saved else "")
         if not self._slots.try_take():
             return None
         sandbox_id = new_id(SANDBOX)
         try:
             self._plan(name, sandbox_id, NOBODY, spec)
             self._tell_whose(name, sandbox_id, sandbox_id)  # nobody knows yet: no other's, then
+            warm: WarmSandbox
             try:
-                warm = self.backends[name].prewarm(for_backend(spec, sandbox_id))
+                wanted = for_backend(spec, sandbox_id)
+                if saved is None:
+                    warm = self.backends[name].prewarm(wanted)
+                else:
+                    warm = Restored(self.backends[name].restore(saved.id, wanted), spec)
             except BaseException as exc:
                 self.ended(sandbox_id, f"not made: {type(exc).__name__}")
                 raise
@@ -159,7 +170,7 @@ class Maker:
             self._slots.give_back()
             raise
         self._note(sandbox_id, phase=records.WARM)
-        return PooledSandbox(warm, name, profile, self._clock.now())
+        return PooledSandbox(warm, name, profile, self._clock.now(), saved.id if saved else "")
 
     def claim(
         self, pooled: PooledSandbox, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None

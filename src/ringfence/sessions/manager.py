@@ -141,8 +141,11 @@ class SessionManager:
         self.pool = Pool(config.pool, self.clock, self._build_ahead, self.maker.discard)
         self.reaper: Reaper = Reaper(self, self.clock)
         from .recovery import recover
+        from .templates.catalogue import Templates
 
         recover(self)
+        self.templates = Templates(self)
+        self.templates.recover()
 
     def _by_name(self, wanted: Sequence[Backend | str]) -> dict[str, Backend]:
         found: dict[str, Backend] = {}
@@ -162,7 +165,13 @@ class SessionManager:
         return self._own_backends[-1]
 
     def _build_ahead(self, profile: str) -> PooledSandbox | None:
-        return self.maker.build_ahead(self.config.pool, profile)
+        spec = self.config.pool.profiles[profile]
+        # Of a template that every client may use: nobody knows yet who gets the sandbox.
+        built = None if spec.template == "default" else self.templates.resolve(spec.template, "")
+        if built is None:
+            return self.maker.build_ahead(spec, profile)
+        snapshot = snapshots.need(self, built.snapshot, None) if built.snapshot else None
+        return self.maker.build_ahead(built.merged(spec), profile, snapshot)
 
     # -- getting a sandbox --------------------------------------------------------------------
 
@@ -593,6 +602,7 @@ class SessionManager:
         """
         if self._closed or self._pid != os.getpid():
             return
+        self.templates.close()
         self._closed = True
         self.slots.close()
         self.reaper.close()
@@ -604,6 +614,7 @@ class SessionManager:
             for settle in self.before_store_closes:
                 settle()
         self._close_backends(keep=keep)
+        self.templates.remove_places()
         self.store.close()
 
     def _end_all(self) -> None:

@@ -19,6 +19,7 @@ from .live import Live
 from .maker import Maker
 from .pools.pool import Pool
 from .reaper import Reaper
+from .templates.catalogue import Templates
 
 
 class Manager(Protocol):
@@ -35,6 +36,7 @@ class Manager(Protocol):
     keys: Keys
     events: Events
     reaper: Reaper
+    templates: Templates
     has_background: bool
     not_ours: list[str]
 

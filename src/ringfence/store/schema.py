@@ -181,6 +181,47 @@ ALTER TABLE new_keys RENAME TO keys;
 CREATE INDEX keys_by_sandbox ON keys (sandbox) WHERE sandbox IS NOT NULL;
 """
 
+_TEMPLATES = """
+-- A template is a name of its owner; a build has what it was asked for, and what came of it.
+CREATE TABLE templates (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    public INTEGER NOT NULL,        -- 1: every client may start sandboxes from it
+    tags TEXT NOT NULL,             -- JSON: a tag to the id of its build; `default` is what the name means
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX templates_by_name ON templates (owner, name);
+
+CREATE TABLE template_builds (
+    id TEXT PRIMARY KEY,
+    template TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
+    status TEXT NOT NULL CHECK (status IN ('reserved', 'waiting', 'building', 'ready', 'failed')),
+    request TEXT NOT NULL,          -- JSON, as its owner asked and was allowed
+    tags TEXT NOT NULL,             -- JSON: what it is called when it is ready
+    created_at REAL NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0, -- starts of the server that it was under way at
+    step INTEGER NOT NULL DEFAULT 0,
+    error TEXT NOT NULL DEFAULT '',
+    layers TEXT NOT NULL DEFAULT '[]', -- JSON: ids of snapshots, the lowest first
+    spec TEXT NOT NULL DEFAULT '',  -- JSON: what sandboxes get beside the files
+    size_bytes INTEGER NOT NULL DEFAULT 0,
+    ended_at REAL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX template_builds_by_template ON template_builds (template, id);
+
+-- Results of steps, each found by what it starts from and what it does. Of one owner.
+CREATE TABLE template_layers (
+    owner TEXT NOT NULL,
+    key TEXT NOT NULL,
+    snapshot TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    used_at REAL NOT NULL,
+    PRIMARY KEY (owner, key)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _FIRST,
     _KEYS_AND_SNAPSHOTS,
@@ -191,6 +232,7 @@ MIGRATIONS: tuple[str, ...] = (
     _SETTINGS,
     _ANCHORS_OF,
     _KEYS_THAT_END,
+    _TEMPLATES,
 )
 
 

@@ -20,6 +20,7 @@ from .records import (
     SessionRecord,
     SnapshotRecord,
 )
+from .templates import TemplateRecords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Store:
                 raise
             self.executions = Executions(self._database)
             self.execs = ExecRecords(self._database)
+            self.templates = TemplateRecords(self._database)
         except BaseException:
             if self._own:
                 self._own.close()

@@ -21,7 +21,9 @@ from ...model.execution.execution import ExecutionRequest
 from ...model.mount import Mount
 from ...model.net.network import NetworkPolicy
 from ...model.spec import OWN_ROOT, UNRESTRICTED, SandboxSpec
+from ...model.template import TemplateRequest
 from ...policy.host_networks import HostNetworks
+from ...sessions.templates.steps import index_policy
 from .caller import ADMIN, METRICS, READ_ONLY, TOKEN, USER
 from .ceilings import Ceilings
 
@@ -73,6 +75,7 @@ _CONTEXTS = f"{_SANDBOX}/contexts"
 _CONTEXT = f"{_CONTEXTS}/{{context_id}}"
 _PORT = f"{_SANDBOX}/ports/{{port}}"
 _SESSION = "/v1/sessions/{session_id}"
+_TEMPLATE, _UPLOAD = "/v1/templates/{template}", "/v1/uploads/{digest}"
 _MAKING = ("policy", "mounts", "limits", "life")
 
 ROUTES: dict[tuple[str, str], Rule] = {
@@ -145,6 +148,14 @@ ROUTES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/snapshots"): Rule(_LOOK),
     ("GET", "/v1/snapshots/{snapshot_id}"): Rule(_LOOK),
     ("DELETE", "/v1/snapshots/{snapshot_id}"): Rule(_OWNER),
+    ("POST", "/v1/templates"): Rule(_OWNER, JSON, ("policy", "mounts", "limits")),
+    ("GET", "/v1/templates"): Rule(_LOOK),
+    ("GET", _TEMPLATE): Rule(_LOOK),
+    ("PATCH", _TEMPLATE): Rule(_OWNER, JSON),
+    ("DELETE", _TEMPLATE): Rule(_OWNER),
+    ("GET", f"{_TEMPLATE}/logs"): Rule(_LOOK),
+    ("GET", _UPLOAD): Rule(_LOOK),
+    ("PUT", _UPLOAD): Rule(_OWNER, STREAM),
     ("POST", "/v1/sessions"): Rule(_OWNER, JSON, _MAKING),
     ("GET", "/v1/sessions"): Rule(_LOOK),
     ("POST", "/v1/sessions/attach"): Rule(_OWNER, JSON, _MAKING),
@@ -189,6 +200,8 @@ FIELDS: dict[str, str] = {
     "memory_mb": "up to `most.memory_bytes`",
     "cpus": "up to `most.cpus`",
     "timeout_secs": "up to `most.wall_time_s`",
+    "public": "`false`",
+    "index_url": "public hosts, and what `host_networks` lists",
     "client_id": "its own",
 }
 """Values that `Permissions.judge` allows callers other than admins, by field."""
@@ -304,6 +317,8 @@ class Permissions:
             self.most.check("max_output_bytes", asked.max_output_bytes, "output_bytes")
         elif isinstance(asked, ExecutionRequest):
             self._check_execution(asked)
+        elif isinstance(asked, TemplateRequest):
+            return self._judge_template(caller, asked)
         else:
             raise TypeError(f"no permission check for a {type(asked).__name__}")
         return asked
@@ -358,6 +373,22 @@ class Permissions:
             spec = self.judge(caller, request.create_spec or SandboxSpec(), "create_spec")
             return request.altered(create_spec=spec)
         return request
+
+    def _judge_template(self, caller: Caller, asked: TemplateRequest) -> TemplateRequest:
+        if asked.public:
+            _refuse("public", "a public template")
+        for i, step in enumerate(asked.steps):
+            if step.network is not None:
+                self._check_network(step.network, f"steps[{i}].network.")
+            if step.index_url:
+                try:
+                    self._check_network(index_policy(step.index_url), "")
+                except Forbidden as exc:
+                    exc.field = f"steps[{i}].index_url"
+                    raise
+            self.most.check(f"steps[{i}].timeout_s", step.timeout_s, "wall_time_s")
+        base = self.judge(caller, asked.base, "base")
+        return asked.altered(base=base.altered(ttl_s=None))
 
     def _check_network(self, policy: NetworkPolicy, prefix: str = "") -> None:
         if policy.is_unrestricted:

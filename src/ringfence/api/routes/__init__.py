@@ -20,6 +20,7 @@ from . import (
     sandboxes,
     sessions,
     snapshots,
+    templates,
     trees,
 )
 
@@ -37,6 +38,8 @@ ROUTERS = (
     network.router,
     mounts.router,
     snapshots.router,
+    templates.router,
+    templates.uploads,
     forks.router,
     sessions.router,
     pools.router,

@@ -120,6 +120,7 @@ async def prometheus(service: TheService, execs: TheExecs) -> Response:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     text = metrics.render(found) + service.requests.render(service.admission.now)
     text += execs.counts.render(execs.live_count) + of_process()
+    text += await service.thread_pools.call(_of_templates, service)
     text += (
         "# HELP ringfence_daemon_peak_memory_bytes Of the daemon, without sandboxes.\n"
         "# TYPE ringfence_daemon_peak_memory_bytes gauge\n"
@@ -129,3 +130,17 @@ async def prometheus(service: TheService, execs: TheExecs) -> Response:
         f"ringfence_audit_lines_lost_total {service.audit.lost}\n"
     )
     return PlainText(text)
+
+
+def _of_templates(service: Service) -> str:
+    records = service.manager.templates.records
+    counts, templates = records.counts(), len(records.every())
+    lines = [
+        "# HELP ringfence_templates Templates that clients have built, or are building.",
+        "# TYPE ringfence_templates gauge",
+        f"ringfence_templates {templates}",
+        "# HELP ringfence_template_builds Builds that are remembered, by status.",
+        "# TYPE ringfence_template_builds gauge",
+        *(f'ringfence_template_builds{{status="{k}"}} {n}' for k, n in sorted(counts.items())),
+    ]
+    return "\n".join(lines) + "\n"

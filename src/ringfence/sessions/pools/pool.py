@@ -27,10 +27,19 @@ class PooledSandbox:
 
     Attributes:
         born: On the clock.
+        snapshot: Id of the snapshot whose files it has; empty for none.
     """
 
-    def __init__(self, warm: WarmSandbox, backend: str, profile: str, born: float) -> None:
+    def __init__(
+        self, warm: WarmSandbox, backend: str, profile: str, born: float, snapshot: str = ""
+    ) -> None:
         self.warm, self.backend, self.profile, self.born = warm, backend, profile, born
+        self.snapshot = snapshot
+
+    def fits(self, spec: SandboxSpec, backend: str, snapshot: str) -> bool:
+        """Return whether it can be claimed for `spec`, over the files of this snapshot."""
+        same = (self.backend, self.snapshot) == (backend, snapshot)
+        return same and self.warm.fits(spec)
 
 
 class Pool:
@@ -71,7 +80,7 @@ class Pool:
 
     # -- taking out ---------------------------------------------------------------------------
 
-    def claim(self, spec: SandboxSpec, backend: str) -> PooledSandbox | None:
+    def claim(self, spec: SandboxSpec, backend: str, snapshot: str = "") -> PooledSandbox | None:
         """Take one that fits, for good; None where there is none.
 
         Raises:
@@ -79,7 +88,7 @@ class Pool:
         """
         with self._changed:
             for pooled in self._shelf:
-                if pooled.backend == backend and pooled.warm.fits(spec):
+                if pooled.fits(spec, backend, snapshot):
                     self._shelf.remove(pooled)
                     self._calm_at = self._clock.now() + _LULL_S
                     # Whoever has it is about to use it: the thread is not to wake beside that.
@@ -102,7 +111,7 @@ class Pool:
         """The warm profile that such a sandbox could have come from; empty for none that is known."""
         with self._changed:
             for pooled in self._shelf:
-                if pooled.backend == backend and pooled.warm.fits(spec):
+                if pooled.fits(spec, backend, ""):
                     return pooled.profile
         return ""
 

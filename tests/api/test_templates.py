@@ -1,0 +1,379 @@
+"""Templates that clients build over HTTP: whose they are, what bounds them, and what a kill leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.conftest import Daemon, StartDaemon
+
+pytestmark = pytest.mark.anyone
+
+MakeClient = Callable[[str], httpx.Client]
+_BOUNDS = {
+    "templates": 6,
+    "builds_of_client": 1,
+    "waiting_of_client": 3,
+    "output_bytes": 20_000,
+    "upload_bytes": 100_000,
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -> Daemon:
+    config = tmp_path_factory.mktemp("config") / "config.json"
+    pool = {"profiles": {"made": {"template": "pooled"}}, "min_warm": 0, "max_warm": 4}
+    config.write_text(json.dumps({"manager": {"templates": _BOUNDS, "pool": pool}}))
+    return start_daemon("--listen", "127.0.0.1:0", "--config", str(config))
+
+
+@pytest.fixture(scope="module")
+def make(daemon: Daemon) -> Iterator[MakeClient]:
+    """A client of an owner."""
+    clients: list[httpx.Client] = []
+
+    def made(owner: str) -> httpx.Client:
+        with daemon.client() as admin:
+            key = admin.post("/v1/keys", json={"owner": owner}).json()["key"]
+        clients.append(httpx.Client(base_url=daemon.tcp, headers={"x-api-key": key}, timeout=60))
+        return clients[-1]
+
+    yield made
+    for each in clients:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def ann(make: MakeClient) -> httpx.Client:
+    return make("ann")
+
+
+@pytest.fixture(scope="module")
+def bob(make: MakeClient) -> httpx.Client:
+    return make("bob")
+
+
+def build(client: httpx.Client, name: str, *steps: Any, **more: Any) -> dict[str, Any]:
+    """Ask for a build, and wait for its end."""
+    asked = client.post("/v1/templates", json={"name": name, "steps": steps, **more})
+    assert 201 == asked.status_code, asked.text
+    return ended(client, name)
+
+
+def log_of(client: httpx.Client, name: str, offset: int = 0) -> list[dict[str, Any]]:
+    """The lines of the newest build, until it ends."""
+    path = f"/v1/templates/{name}/logs?follow=true&offset={offset}"
+    with client.stream("GET", path) as answer:
+        return [json.loads(line) for line in answer.iter_lines()]
+
+
+def ended(client: httpx.Client, name: str) -> dict[str, Any]:
+    """The template, once its newest build has ended."""
+    assert "end" == log_of(client, name)[-1]["type"]
+    found: dict[str, Any] = client.get(f"/v1/templates/{name}").json()
+    return found
+
+
+def said(client: httpx.Client, name: str) -> list[str]:
+    return [each["message"] for each in log_of(client, name) if each["type"] == "log"]
+
+
+def run(client: httpx.Client, template: str, script: str) -> str:
+    """The output of a script in a new sandbox of a template."""
+    made = client.post("/v1/sandboxes", json={"template": template})
+    assert 201 == made.status_code, made.text
+    place = f"/v1/sandboxes/{made.json()['id']}"
+    argv = {"argv": ["sh", "-c", script], "wait": True}
+    result = client.post(f"{place}/execs", json=argv).json()["result"]
+    client.delete(place)
+    return str(result["stdout"] + result["stderr"])
+
+
+def archive(*members: tuple[str, bytes | str]) -> bytes:
+    """A tar stream of files, and of symlinks where the content is text."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                tar.addfile(info)
+            else:
+                info.size, info.mode = len(content), 0o644
+                tar.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def upload(client: httpx.Client, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    assert 201 == client.put(f"/v1/uploads/{digest}", content=data).status_code
+    return digest
+
+
+def test_steps_are_layers_and_sandboxes_have_what_they_made(ann: httpx.Client) -> None:
+    steps = [
+        {"env": {"WORD": "one"}},
+        {"run": "echo $WORD > ~/file; echo seen"},
+        {"workdir": "/app"},
+        {"run": ["sh", "-c", "pwd > where"]},
+    ]
+    made = build(ann, "whole", *steps)
+    assert ("ready", True, 4, "") == tuple(made[k] for k in ("status", "is_ready", "step", "error"))
+    assert "seen" in said(ann, "whole")
+    assert "one\n/app\none\n" == run(ann, "whole", "cat ~/file where; echo $WORD")
+    # A sandbox changes nothing of it.
+    assert "" == run(ann, "whole", "rm -r ~/file where")
+    assert "one\n" == run(ann, made["id"], "cat ~/file")
+
+    build(ann, "again", *steps)
+    assert 2 == said(ann, "again").count("cached")
+    build(ann, "over", {"run": "cat ~/file where > both"}, base={"template": "whole"})
+    assert "one\n/app\n" == run(ann, "over", "cat /app/both")
+    for name in ("again", "over", "whole"):
+        assert 204 == ann.delete(f"/v1/templates/{name}").status_code
+
+
+def test_logs_are_resumed_where_they_were_left(ann: httpx.Client) -> None:
+    build(ann, "log", {"run": "seq 5"})
+    lines = log_of(ann, "log")
+    assert [str(i) for i in range(1, 6)] == [
+        e["message"] for e in lines if e.get("level") == "debug"
+    ]
+    rest = log_of(ann, "log", lines[2]["cursor"])
+    assert lines[3:] == rest
+    refused = ann.get("/v1/templates/log/logs?offset=3")
+    assert (422, "offset") == (refused.status_code, refused.json()["field"])
+    ann.delete("/v1/templates/log")
+
+
+def test_a_failed_build_tells_why_and_leaves_the_one_before(ann: httpx.Client) -> None:
+    build(ann, "kept", {"run": "echo first > ~/file"})
+    failed = build(ann, "kept", {"run": "echo why >&2; exit 3"})
+    assert "failed" == failed["status"]
+    assert "exit code 3: why" in failed["error"]
+    assert "first\n" == run(ann, "kept", "cat ~/file")
+    ann.delete("/v1/templates/kept")
+
+
+def test_another_owner_sees_and_changes_nothing(ann: httpx.Client, bob: httpx.Client) -> None:
+    made = build(ann, "own", {"run": "echo ann > ~/file"})
+    for name in ("own", made["id"]):
+        place = f"/v1/templates/{name}"
+        answers = [
+            bob.get(place),
+            bob.get(f"{place}/logs"),
+            bob.delete(place),
+            bob.patch(place, json={"public": False}),
+        ]
+        assert [404] * 4 == [each.status_code for each in answers]
+        assert 422 == bob.post("/v1/sandboxes", json={"template": name}).status_code
+    assert 422 == bob.post("/v1/sandboxes", json={"template": made["build_id"]}).status_code
+    assert [] == bob.get("/v1/templates").json()["items"]
+    assert (
+        [] == ann.get("/v1/snapshots").json()["items"] == bob.get("/v1/snapshots").json()["items"]
+    )
+    # The same name and the same steps are another template, and another cache.
+    build(bob, "own", {"run": "echo ann > ~/file"}, {"run": "echo bob > ~/file"})
+    assert "cached" not in said(bob, "own")
+    assert ("ann\n", "bob\n") == (run(ann, "own", "cat ~/file"), run(bob, "own", "cat ~/file"))
+    digest = upload(ann, archive(("secret", b"ann's")))
+    assert not bob.get(f"/v1/uploads/{digest}").json()["present"]
+    stolen = bob.post(
+        "/v1/templates", json={"name": "stolen", "steps": [{"copy": digest, "to": "/tmp/x"}]}
+    )
+    assert (422, "steps[0].copy") == (stolen.status_code, stolen.json()["field"])
+    for client in (ann, bob):
+        assert 204 == client.delete("/v1/templates/own").status_code
+
+
+def test_an_admin_makes_a_template_public(
+    daemon: Daemon, ann: httpx.Client, bob: httpx.Client
+) -> None:
+    refused = bob.post("/v1/templates", json={"name": "all", "public": True})
+    assert (403, "public") == (refused.status_code, refused.json()["field"])
+    with daemon.client() as admin:
+        build(admin, "all", {"run": "echo all > ~/file"}, public=True)
+        assert "all\n" == run(bob, "all", "cat ~/file")
+        assert 404 == bob.delete("/v1/templates/all").status_code
+        assert 404 == bob.get("/v1/templates/all/logs").status_code
+        build(bob, "mine", {"run": "cat ~/file > ~/mine"}, base={"template": "all"})
+        assert 204 == admin.delete("/v1/templates/all").status_code
+    assert 422 == bob.post("/v1/sandboxes", json={"template": "all"}).status_code
+    assert "all\n" == run(bob, "mine", "cat ~/mine")
+    bob.delete("/v1/templates/mine")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"base": {"profile": "unrestricted"}}, "base.profile"),
+        ({"base": {"network": {"mode": "unrestricted"}}}, "base.network.mode"),
+        ({"base": {"network": {"mode": "limited", "allowed_hosts": ["10.0.0.1"]}}}, "network"),
+        ({"base": {"mounts": [{"target": "/x", "source": "/etc"}]}}, "base.mounts[0].source"),
+        ({"steps": [{"pip_install": ["x"], "index_url": "http://127.0.0.1/simple"}]}, "index_url"),
+        (
+            {"steps": [{"run": "true", "network": {"mode": "unrestricted"}}]},
+            "steps[0].network.mode",
+        ),
+    ],
+)
+def test_a_build_may_no_more_than_its_owner(
+    ann: httpx.Client, body: dict[str, Any], field: str
+) -> None:
+    refused = ann.post("/v1/templates", json={"name": "no", **body})
+    assert 403 == refused.status_code, refused.text
+    assert field in refused.json()["field"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"copy": "0" * 64, "to": "/x/../../etc/passwd"},
+        {"copy": "0" * 64, "to": "/x", "source": "../../etc"},
+        {"copy": "0" * 64, "to": "/x", "source": "/etc"},
+        {"copy": "../../etc/passwd", "to": "/x"},
+        {"pip_install": ["--index-url=http://evil"]},
+        {"run": "true", "env": {"A": "b"}},
+        {},
+    ],
+)
+def test_malformed_steps_are_refused(ann: httpx.Client, step: dict[str, Any]) -> None:
+    refused = ann.post("/v1/templates", json={"name": "no", "steps": [step]})
+    assert (422, "steps[0]") == (refused.status_code, refused.json()["field"].partition(".")[0])
+
+
+def test_copies_and_their_bounds(ann: httpx.Client, daemon: Daemon) -> None:
+    data = archive(("src/a.txt", b"a"), ("src/sub/b.txt", b"b"), ("c.txt", b"c"))
+    digest = upload(ann, data)
+    build(
+        ann,
+        "copied",
+        {"copy": digest, "source": "src", "to": "/srv/data"},
+        {"copy": digest, "source": "c.txt", "to": "/srv/data/"},
+        {"copy": digest, "source": "src/*.txt", "to": "/srv/text", "mode": "600"},
+    )
+    found = run(ann, "copied", "cd /srv; find . -type f -printf '%P %m\\n' | sort")
+    wanted = "data/a.txt 644\ndata/c.txt 644\ndata/sub/b.txt 644\ntext/a.txt 600\n"
+    assert wanted == found
+    assert 422 == ann.put(f"/v1/uploads/{'0' * 64}", content=data).status_code
+    large = b"x" * 200_000
+    assert (
+        413
+        == ann.put(f"/v1/uploads/{hashlib.sha256(large).hexdigest()}", content=large).status_code
+    )
+    left = [*(daemon.state_dir / "templates" / "uploads").rglob(".partial*")]
+    assert not left
+    ann.delete("/v1/templates/copied")
+
+
+def test_a_hostile_archive_reaches_nothing_but_its_sandbox(
+    ann: httpx.Client, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    members = [("up", "/"), ("../../climbed", b"x"), (f"up{mark}", b"x"), ("fine", b"fine")]
+    for number in range(3):
+        digest = upload(ann, archive(members[number], members[3]))
+        view = build(ann, "hostile", {"copy": digest, "to": "/srv/data"})
+        if view["status"] == "ready":
+            assert "fine" == run(ann, "hostile", "cat /srv/data/fine; ls /climbed 2>/dev/null")
+    assert not mark.exists()
+    ann.delete("/v1/templates/hostile")
+
+
+def test_what_a_build_may_use_is_bounded(ann: httpx.Client, bob: httpx.Client) -> None:
+    printed = build(ann, "much", {"run": "yes"})
+    assert "printed more than 20000 bytes" in printed["error"]
+    slow = build(ann, "much", {"run": "sleep 600", "timeout_s": 0.5})
+    assert "took longer than 0.5 s" in slow["error"]
+    both = build(ann, "much", {"run": "trap '' TERM INT; sleep 600"}, timeout_s=0.5)
+    assert "took longer" in both["error"]
+    limits = {"limits": {"disk_bytes": 16 << 20}}
+    full = build(ann, "much", {"run": "head -c 100000000 /dev/zero > ~/file"}, base=limits)
+    assert "No space left" in full["error"]
+    ann.delete("/v1/templates/much")
+    for number in range(_BOUNDS["templates"]):
+        assert 201 == bob.post("/v1/templates", json={"name": f"t{number}"}).status_code
+        ended(bob, f"t{number}")
+    more = bob.post("/v1/templates", json={"name": "more"})
+    assert (429, "quota_exceeded") == (more.status_code, more.json()["code"])
+    for number in range(_BOUNDS["templates"]):
+        bob.delete(f"/v1/templates/t{number}")
+
+
+def test_many_builds_wait_their_turn_or_are_refused(bob: httpx.Client) -> None:
+    def ask(_number: int) -> int:
+        body = {"name": "turns", "steps": [{"run": "sleep 600"}]}
+        return bob.post("/v1/templates", json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(40)))
+    assert 1 + _BOUNDS["waiting_of_client"] == answers.count(201)
+    assert {201, 429} == set(answers)
+    assert 204 == bob.delete("/v1/templates/turns").status_code
+    assert 404 == bob.get("/v1/templates/turns").status_code
+    assert [] == bob.get("/v1/sandboxes").json()["items"]
+
+
+def test_a_start_command_runs_in_each_sandbox(ann: httpx.Client) -> None:
+    script = "echo up > /tmp/up; exec sleep 600"
+    build(ann, "started", {"run": "true"}, start=script, ready="test -f /tmp/up")
+    assert "up\nsleep 600\n" == run(
+        ann, "started", "cat /tmp/up; tr '\\0' ' ' < /proc/$(pgrep sleep)/cmdline | xargs echo"
+    )
+    never = build(ann, "started", {"run": "true"}, start="true", ready="false", timeout_s=2)
+    assert "was not ready" in never["error"]
+    ann.delete("/v1/templates/started")
+
+
+def test_pools_start_from_templates(daemon: Daemon, ann: httpx.Client) -> None:
+    with daemon.client() as admin:
+        build(admin, "pooled", {"run": "echo warm > ~/file"}, public=True)
+        config = admin.get("/v1/pools").json()["config"]
+        config |= {"warm_profiles": ["made"], "min_warm": 1}
+        assert 200 == admin.put("/v1/pools", json=config).status_code
+        until = time.monotonic() + 60
+        while not admin.get("/v1/pools").json()["warm"]:
+            assert time.monotonic() < until, admin.get("/v1/pools").text
+            time.sleep(0.05)
+        before = admin.get("/v1/stats").json()["pool_hits"]
+        assert "warm\n" == run(ann, "pooled", "cat ~/file")
+        assert before + 1 == admin.get("/v1/stats").json()["pool_hits"]
+        admin.put("/v1/pools", json={**config, "warm_profiles": [], "min_warm": 0})
+        admin.delete("/v1/templates/pooled")
+
+
+def test_a_build_goes_on_after_the_daemon_was_killed(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    first = start_daemon(state_dir=tmp_path / "state")
+    steps = [
+        {"run": "echo one > ~/file"},
+        {"run": "echo try >> /tmp/try; sleep 3; echo two >> ~/file"},
+    ]
+    with first.client() as client:
+        client.post("/v1/templates", json={"name": "cut", "steps": steps})
+        while client.get("/v1/templates/cut").json()["step"] < 2:
+            time.sleep(0.05)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    second = start_daemon(state_dir=tmp_path / "state")
+    with second.client() as client:
+        assert "ready" == ended(client, "cut")["status"]
+        assert 1 == said(client, "cut").count("cached")
+        assert "one\ntwo\ntry\n" == run(client, "cut", "cat ~/file /tmp/try")
+        assert [] == client.get("/v1/sandboxes").json()["items"]
+        assert 2 == len(client.get("/v1/snapshots").json()["items"])
+        client.delete("/v1/templates/cut")
+        assert [] == client.get("/v1/snapshots").json()["items"]
