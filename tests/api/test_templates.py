@@ -282,7 +282,12 @@ def test_a_hostile_archive_reaches_nothing_but_its_sandbox(
     ann: httpx.Client, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    members = [("up", "/"), ("../../climbed", b"x"), (f"up{mark}", b"x"), ("fine", b"fine")]
+    members: list[tuple[str, bytes | str]] = [
+        ("up", "/"),
+        ("../../climbed", b"x"),
+        (f"up{mark}", b"x"),
+        ("fine", b"fine"),
+    ]
     for number in range(3):
         digest = upload(ann, archive(members[number], members[3]))
         view = build(ann, "hostile", {"copy": digest, "to": "/srv/data"})

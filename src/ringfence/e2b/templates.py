@@ -155,7 +155,7 @@ def _request(
     try:
         request = TemplateRequest(
             name=template.name,
-            steps=steps,
+            steps=tuple(steps),
             base=lives.tiered(call.service, lives.judged(call.service, call.caller, wanted)),
             start=field(form, "startCmd", str, ""),
             ready=field(form, "readyCmd", str, ""),

@@ -99,7 +99,7 @@ class TemplateStep(Model):
     def title(self) -> str:
         """One line for logs."""
         if self.run:
-            shell = self.run[:2] == ("sh", "-c") and len(self.run) == 3
+            shell = self.run[:2] in (("sh", "-c"), ("bash", "-c")) and len(self.run) == 3
             return "RUN " + (self.run[2] if shell else " ".join(self.run))
         if self.pip_install:
             return "PIP INSTALL " + " ".join(self.pip_install)

@@ -384,8 +384,11 @@ class Templates:
             template = self.find(build.template if build else name, client)
         except NotFound:
             return None
-        if build is None and (build_id := template.tags.get(tag)):
-            build = self.records.build(build_id)
+        if build is None:
+            # A name without a tag means the newest build where none has the default tag.
+            meant = [template.tags[tag]] if tag in template.tags else []
+            meant = meant or ([*template.tags.values()] if tag == DEFAULT_TAG else [])
+            build = self.records.build(meant[-1]) if meant else None
         if build is None or build.status != READY:
             newest = self.view(template.id)
             why = f"template {template.name!r} is not built: {newest.status}"
