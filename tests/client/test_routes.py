@@ -38,6 +38,7 @@ WITHOUT = {
 }
 """Routes that no method calls, and why."""
 TRIED_ELSEWHERE = {
+    "PUT /v1/uploads/{digest}": "`templates.upload` asks whether it is there before",
     "PUT /v1/pools": "`change_pool` reads it before",
     f"GET {_BOX}/files/tree": "`files.download` asks what it is before",
     f"GET {_BOX}/files/watch": "`files.watch` asks from a thread of its own",
@@ -101,6 +102,13 @@ def _calls(client: Client, directory: Path) -> dict[str, Callable[[], object]]:
         "rotate_key": lambda: client.rotate_key("x"),
         "delete_key": lambda: client.delete_key("x"),
         "pool": client.pool,
+        "build": lambda: client.templates.begin({"name": "x"}),
+        "templates": client.templates.list,
+        "template": lambda: client.templates.get("x"),
+        "publish": lambda: client.templates.publish("x"),
+        "delete a template": lambda: client.templates.delete("x"),
+        "follow": lambda: next(client.templates.follow("x")),
+        "has": lambda: client.templates.has("0" * 64),
         "acquire": sessions.acquire,
         "attach": lambda: sessions.attach({"sandbox_id": "b", "client_id": "c"}),
         "release": lambda: sessions.release("s"),

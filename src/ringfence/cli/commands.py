@@ -529,6 +529,30 @@ TEMPLATE = Command(
             repeat=True,
         ),
         Option(
+            "run",
+            "SCRIPT",
+            "build: run a shell script, after packages are installed",
+            repeat=True,
+        ),
+        Option(
+            "copy",
+            "SOURCE:TARGET",
+            "build: copy a file or directory of this machine, before everything else",
+            repeat=True,
+        ),
+        Option(
+            "server",
+            "ADDRESS",
+            "build, list, remove: templates of a server: unix:PATH, http://HOST:PORT or https://HOST;"
+            " default: those of this machine",
+        ),
+        Option(
+            "key-file",
+            "FILE",
+            "read the API key of --server from FILE; default: $RINGFENCE_API_KEY",
+            words="<files>",
+        ),
+        Option(
             "find-links",
             "DIR",
             "build: directory of wheels to install from, in place of the package index",

@@ -14,6 +14,7 @@ from ..sandbox.template import Template
 from .commands import TEMPLATE
 from .image import parse_all, print_table, text_of_age, text_of_size
 from .options import verb_of
+from .server.remote import client_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,17 +67,49 @@ def _show(data: bytes) -> None:
 
 
 def _build(given: dict[str, Any], arguments: Sequence[str]) -> int:
-    template = Template.from_host().pip_install(
-        *given.get("pip", ()),
-        index_url=given.get("index-url"),
-        find_links=given.get("find-links"),
-    )
+    template = Template.from_host()
+    for each in given.get("copy", ()):
+        source, colon, target = each.rpartition(":")
+        if not colon or not source:
+            raise InvalidRequest(f"{each!r} has no target", field="copy", hint="as data:/srv/data")
+        template = template.copy(source, target)
+    if packages := given.get("pip", ()):
+        index, links = given.get("index-url"), given.get("find-links")
+        template = template.pip_install(*packages, index_url=index, find_links=links)
+    for script in given.get("run", ()):
+        template = template.run(script)
+    if not template._plan:
+        raise InvalidRequest(
+            "no step given", field="pip", hint="add --pip PACKAGE, --copy or --run"
+        )
+    if "server" in given:
+        with client_of(given) as client:
+            view = template.build(arguments[0], on_output=_show, server=client)
+        print(json.dumps(view.to_json()) if "json" in given else f"built {view.name}")
+        return 0
     image = template.build(arguments[0], on_output=_show)
     print(json.dumps(_form(image)) if "json" in given else f"built {short_name(image)}")
     return 0
 
 
+def _list_of_server(given: dict[str, Any]) -> int:
+    with client_of(given) as client:
+        views = client.templates.list()
+    if "json" in given:
+        print(json.dumps([each.to_json() for each in views]))
+        return 0
+    rows = [("NAME", "OWNER", "STATUS", "SIZE", "AGE")]
+    for each in views:
+        age = text_of_age(time.time() - each.updated_at)
+        owner = f"{each.owner} (public)" if each.public else each.owner
+        rows.append((each.name, owner, each.status, text_of_size(each.size_bytes), age))
+    print_table(rows)
+    return 0
+
+
 def _list(given: dict[str, Any], _arguments: Sequence[str]) -> int:
+    if "server" in given:
+        return _list_of_server(given)
     images = store_of().images()
     if "json" in given:
         print(json.dumps([_form(image) for image in images]))
@@ -90,6 +123,12 @@ def _list(given: dict[str, Any], _arguments: Sequence[str]) -> int:
 
 
 def _remove(given: dict[str, Any], arguments: Sequence[str]) -> int:
+    if "server" in given:
+        with client_of(given) as client:
+            client.templates.delete(arguments[0])
+        form = {"removed": arguments[0]}
+        print(json.dumps(form) if "json" in given else f"removed {arguments[0]}")
+        return 0
     find(arguments[0], store_of())
     image = store_of().remove(arguments[0])
     name = short_name(image)
@@ -99,6 +138,8 @@ def _remove(given: dict[str, Any], arguments: Sequence[str]) -> int:
 
 
 def _prune(given: dict[str, Any], _arguments: Sequence[str]) -> int:
+    if "server" in given:
+        raise InvalidRequest("a server prunes by itself", field="server", hint="omit --server")
     freed, in_use = store_of().collect()
     if "json" in given:
         print(json.dumps({"freed_bytes": freed, "in_use": in_use}))

@@ -22,7 +22,7 @@ from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
 from ..sessions.catalogue.describe import describe_live
 from ..sessions.live import Live
-from . import lives, network, templates
+from . import lives, network, template_steps, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
 from .notes import Notes, notes_of, own_metadata
@@ -96,8 +96,8 @@ def _spec_of(call: Call, template: str) -> tuple[SandboxSpec, str | None]:
     spec = call.shared.settings.spec_of(template)
     if spec is not None:
         return spec, None
-    if (built := templates.resolve(call, template)) is not None:
-        return templates.spec_of(built), None
+    if (built := template_steps.resolve(call, template)) is not None:
+        return template_steps.spec_of(built), None
     found = _snapshot(call, template)
     if found is None:
         raise ApiError(404, f"template '{template}' not found")

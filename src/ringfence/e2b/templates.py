@@ -4,79 +4,37 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
-import re
-import shutil
-import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from ..api.routes.templates import store
-from ..errors import ImageNotFound, InvalidRequest, NotFound, RingfenceError
-from ..images.store import ImageStore
-from ..model.capabilities import LIMITED_BY
+from ..errors import NotFound
 from ..model.limits import Limits
-from ..model.spec import SandboxSpec
-from ..model.template import DEFAULT_TAG, TemplateRequest, TemplateStep
-from ..sessions.templates.catalogue import Built, Templates
+from ..model.template import DEFAULT_TAG
+from ..sessions.templates.catalogue import Templates
 from ..store.templates import FAILED, READY, RESERVED, WAITING, BuildRecord, TemplateRecord
-from . import lives
+from . import template_steps
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
-from .settings import HOME
+from .template_steps import HASH, NAME, split_name
 
 _STATUS = {RESERVED: "waiting", WAITING: "waiting", READY: "ready", FAILED: "error"}
 _LEVELS = ("debug", "info", "warn", "error")
 _MOST_ENTRIES = 100
 _SIGNED_S = 3600
 _MIB = 1 << 20
-_HASH = re.compile("[0-9a-f]{64}")
-_NAME = re.compile("[a-z0-9_][a-z0-9_.-]{0,62}")
-_BASES = ("e2bdev/base", "e2bdev/code-interpreter")
-_ROOT = ("root", "0")
 
 
 def _templates(call: Call) -> Templates:
     return call.service.manager.templates
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Name and tag of `TEAM/NAME:TAG`.
-
-    Raises:
-        ApiError: It is no name of a template.
-    """
-    name, _, tag = text.rpartition("/")[2].lower().partition(":")
-    if not _NAME.fullmatch(name) or (tag and not _NAME.fullmatch(tag)):
-        raise ApiError(
-            400, f"'{text[:200]}' is not a template name: use a-z, 0-9, '-', '_' and '.'"
-        )
-    return name, tag or DEFAULT_TAG
-
-
-def resolve(call: Call, text: str) -> Built | None:
-    """What a template's name, name with tag, or id means to the caller; None: nothing."""
-    try:
-        name, tag = _split(text)
-    except ApiError:
-        return None
-    return _templates(call).resolve(name, call.caller.client, tag)
-
-
-def spec_of(built: Built) -> SandboxSpec:
-    """The spec of a sandbox of a template, as a client of E2B asks for it."""
-    return replace(
-        built.spec, template=built.build.id, image=None, limits=built.request.base.limits
-    )
-
-
 def _find(call: Call, *, is_mine: bool = True) -> TemplateRecord:
     text = call.params["template_id"]
     try:
-        return _templates(call).find(_split(text)[0], call.caller.sees, is_mine=is_mine)
+        return _templates(call).find(split_name(text)[0], call.caller.sees, is_mine=is_mine)
     except (NotFound, ApiError):
         raise ApiError(404, f"template '{text[:200]}' not found") from None
 
@@ -94,21 +52,22 @@ def _build(call: Call, template: TemplateRecord) -> BuildRecord:
 async def request_build(call: Call) -> Response:
     """Reserve a build: its files and steps come later."""
     form = await call.form()
-    name, tag = _split(field(form, "name", str, "") or field(form, "alias", str, ""))
+    name, tag = split_name(field(form, "name", str, "") or field(form, "alias", str, ""))
     tags = field(form, "tags", list, [])
-    if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in tags) or len(tags) > 50:
+    if not all(isinstance(each, str) and NAME.fullmatch(each) for each in tags) or len(tags) > 50:
         raise ApiError(400, "tags: must be up to 50 names")
     cpus, memory = field(form, "cpuCount", int, 0), field(form, "memoryMB", int, 0)
     wanted = list(dict.fromkeys([*([tag] if tag != DEFAULT_TAG or not tags else []), *tags]))
-    limits = {"cpus": cpus, "memory_bytes": memory * _MIB}
+    asked = {"cpus": cpus, "memory_bytes": memory * _MIB}
+    limits = {key: value for key, value in asked.items() if value}
+    Limits(**limits)  # checks them
 
     def reserve() -> tuple[TemplateRecord, BuildRecord]:
         if name in _configured(call):
             raise ApiError(403, f"template '{name}' is the server's own: choose another name")
         templates = _templates(call)
         template, build = templates.reserve(name, call.caller.client, wanted)
-        given = {key: value for key, value in limits.items() if value}
-        templates.records.change_build(build.id, request=json.dumps({"limits": given}))
+        templates.records.change_build(build.id, request=json.dumps({"limits": limits}))
         return template, build
 
     template, build = await call.call(reserve)
@@ -137,137 +96,11 @@ async def begin(call: Call) -> Response:
     def start() -> None:
         templates, build = _templates(call), _build(call, template)
         limits = Limits(**json.loads(build.request).get("limits", {}))
-        request = _request(call, form, template, limits)
+        request = template_steps.request_of(call, form, template, limits)
         templates.start(build.id, request, template.owner)
 
     await call.call(start)
     return Response(status_code=202)
-
-
-def _request(
-    call: Call, form: dict[str, Any], template: TemplateRecord, limits: Limits
-) -> TemplateRequest:
-    """The request in our form, judged."""
-    settings = call.shared.settings
-    base = _base(call, form)
-    steps = [_step(call, each, template.owner, base) for each in field(form, "steps", list, [])]
-    wanted = replace(base, network=settings.internet, limits=_bounded(call, limits), id=None)
-    try:
-        request = TemplateRequest(
-            name=template.name,
-            steps=tuple(steps),
-            base=lives.tiered(call.service, lives.judged(call.service, call.caller, wanted)),
-            start=field(form, "startCmd", str, ""),
-            ready=field(form, "readyCmd", str, ""),
-            fresh=field(form, "force", bool, False),
-        )
-    except InvalidRequest as exc:
-        raise ApiError(400, f"{exc.field}: {exc.message}" if exc.field else exc.message) from exc
-    return request.altered(base=request.base.altered(ttl_s=None))
-
-
-def _bounded(call: Call, limits: Limits) -> Limits:
-    """The limits without one on processors, which SDKs always send, where no backend has that."""
-    maker = call.service.manager.maker
-    can = any(maker.report(name).can(LIMITED_BY["cpus"]) for name in maker.backends)
-    return limits if can else replace(limits, cpus=None)
-
-
-def _base(call: Call, form: dict[str, Any]) -> SandboxSpec:
-    """The spec that a build begins with."""
-    settings = call.shared.settings
-    if name := field(form, "fromTemplate", str, ""):
-        if (spec := settings.spec_of(name)) is not None:
-            return spec
-        built = resolve(call, name)
-        if built is None:
-            raise ApiError(404, f"template '{name[:200]}' not found")
-        return SandboxSpec(template=built.build.id)
-    image = field(form, "fromImage", str, "") or _BASES[0]
-    name, _, tag = image.removeprefix("docker.io/").removeprefix("library/").partition(":")
-    # The operator's word: an image's name among the templates.
-    spec = settings.templates.get(image) or (None if tag else settings.templates.get(name))
-    host = settings.spec_of("base")
-    assert host is not None  # it is built in
-    if spec is not None:
-        return replace(spec, env={**host.env, **spec.env}, workdir=spec.workdir or HOME)
-    if name in _BASES:
-        return host
-    try:
-        ImageStore().find(image)
-        mounts = tuple(each for each in host.mounts if each.target == HOME)
-        env = {key: host.env[key] for key in ("HOME", "USER", "LOGNAME")}
-        return SandboxSpec(image=image, mounts=mounts, workdir=HOME, env=env)
-    except (ImageNotFound, RingfenceError):
-        if _is_hosts(name, tag):
-            return host
-    raise ApiError(
-        400,
-        f"image '{image[:200]}' is not on this server, which pulls none for its clients: an"
-        f" administrator runs `ringfence image pull {image[:200]}`, or use from_base_image()",
-    )
-
-
-def _is_hosts(name: str, tag: str) -> bool:
-    """Return whether the host's own programs are what an official image stands for."""
-    version = tag.partition("-")[0]
-    if name == "python":
-        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        linked = os.path.realpath("/usr/bin/python3").rpartition("python")[2]
-        here = linked if linked[:1].isdigit() else here
-        return version in ("", "latest", here.partition(".")[0], here)
-    return name == "node" and version in ("", "latest", "lts") and bool(shutil.which("node"))
-
-
-def _step(call: Call, form: Any, owner: str, base: SandboxSpec) -> TemplateStep:
-    """One instruction in our form.
-
-    Raises:
-        ApiError: It cannot be had here.
-    """
-    if not isinstance(form, dict):
-        raise ApiError(400, "steps: must be a list of objects")
-    kind, args = field(form, "type", str, ""), field(form, "args", list, [])
-    if not args or not all(isinstance(each, str) for each in args):
-        raise ApiError(400, f"step {kind}: args must be strings")
-    try:
-        if kind == "RUN":
-            shell = "bash" if base.image is None else "sh"
-            user = args[1] if len(args) > 1 else ""
-            return TemplateStep(run=(shell, "-c", args[0]), user=_user(user, base))
-        if kind == "ENV":
-            return TemplateStep(env=dict(zip(args[::2], args[1::2], strict=True)))
-        if kind == "WORKDIR":
-            return TemplateStep(workdir=os.path.normpath(os.path.join(HOME, args[0])))
-        if kind == "USER":
-            if user := _user(args[0], base):
-                return TemplateStep(user=user)
-            return TemplateStep(env={"USER": base.env.get("USER", "user")})
-        if kind == "COPY":
-            return _copy(call, form, [*args, "", "", ""], owner)
-    except InvalidRequest as exc:
-        raise ApiError(400, f"step {kind}: {exc.field}: {exc.message}") from exc
-    except ValueError:
-        raise ApiError(400, f"step {kind}: args are not pairs") from None
-    raise ApiError(501, f"step {kind[:40]} is not supported by Ringfence")
-
-
-def _user(name: str, base: SandboxSpec) -> str:
-    """The user of a step: `root` is the ordinary user where there is no other, as with `sudo`."""
-    if base.profile == "own_root" or base.image is not None:
-        return "" if name == "user" else name
-    return "" if name in ("user", *_ROOT) else name
-
-
-def _copy(call: Call, form: dict[str, Any], args: list[str], owner: str) -> TemplateStep:
-    name = field(form, "filesHash", str, "")
-    digest = _templates(call).places.named(owner, name) if _HASH.fullmatch(name) else ""
-    if not digest:
-        raise ApiError(400, f"the files of COPY {args[0][:200]} were not uploaded")
-    source = os.path.normpath(args[0])
-    return TemplateStep(
-        copy=digest, source="" if source == "." else source, to=args[1], mode=args[3][-4:]
-    )
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -276,7 +109,7 @@ def _copy(call: Call, form: dict[str, Any], args: list[str], owner: str) -> Temp
 async def files(call: Call) -> Response:
     """Tell where the files of a COPY step are to be put, and whether they are there."""
     name = call.params["hash"]
-    if not _HASH.fullmatch(name):
+    if not HASH.fullmatch(name):
         raise ApiError(400, "the hash is not a SHA-256 in hexadecimal digits")
     template = await call.call(_find, call)
     present = bool(await call.call(_templates(call).places.named, template.owner, name))
@@ -302,7 +135,7 @@ async def put_files(call: Call) -> Response:
     if int(until) < time.time():
         raise ApiError(401, "the signature has expired")
     template = await call.call(_templates(call).records.get, call.params["template_id"])
-    if template is None or not _HASH.fullmatch(name):
+    if template is None or not HASH.fullmatch(name):
         raise ApiError(404, "template not found")
     stream = call.request.stream()
     await store(call.service, template.owner, stream, name=name)
@@ -427,7 +260,7 @@ async def get(call: Call) -> Response:
 
 
 async def alias(call: Call) -> Response:
-    """Whether there is a template of this name."""
+    """Tell if there is a template of this name."""
     text = call.params["alias"]
     if call.shared.settings.spec_of(text) is not None:
         return JSONResponse({"templateID": text, "public": True})
@@ -442,9 +275,9 @@ async def alias(call: Call) -> Response:
 async def update(call: Call) -> Response:
     """Let every client use a template, or its owner alone."""
     public = field(await call.form(), "public", bool, False)
+    template = await call.call(_find, call)
     if public and not call.caller.is_admin:
         raise ApiError(403, "only an administrator may make a template public")
-    template = await call.call(_find, call)
     change = _templates(call).publish
     await call.call(change, template.id, public=public, sees=call.caller.sees)
     return JSONResponse({"names": [template.name]})
@@ -476,7 +309,7 @@ async def tags(call: Call) -> Response:
 async def assign_tags(call: Call) -> Response:
     """Let tags mean the build that another tag means."""
     form = await call.form()
-    name, tag = _split(field(form, "target", str, ""))
+    name, tag = split_name(field(form, "target", str, ""))
     wanted = _given_tags(form)
 
     def change() -> str:
@@ -505,7 +338,7 @@ async def remove_tags(call: Call) -> Response:
 
 def _given_tags(form: dict[str, Any]) -> list[str]:
     found: list[str] = field(form, "tags", list, [])
-    if not found or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in found):
+    if not found or not all(isinstance(each, str) and NAME.fullmatch(each) for each in found):
         raise ApiError(400, "tags: must be names")
     return found[:50]
 

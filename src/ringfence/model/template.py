@@ -26,7 +26,7 @@ _HEX = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TemplateStep(Model):
-    """One step: `run`, `pip_install`, `copy`, `env`, `workdir` or `user`, and its options.
+    """A step: `run`, `pip_install`, `copy`, `env`, `workdir` or `user`, and its options.
 
     Attributes:
         run: A command; in JSON a string is a script for `sh`.
@@ -92,12 +92,12 @@ class TemplateStep(Model):
 
     @property
     def kind(self) -> str:
-        """What the step does."""
+        """The kind of the step."""
         return next(name for name in _KINDS if getattr(self, name))
 
     @property
     def title(self) -> str:
-        """One line for logs."""
+        """A line for logs."""
         if self.run:
             shell = self.run[:2] in (("sh", "-c"), ("bash", "-c")) and len(self.run) == 3
             return "RUN " + (self.run[2] if shell else " ".join(self.run))

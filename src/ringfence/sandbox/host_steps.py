@@ -122,7 +122,12 @@ def pip_key(
             hint = "as https://pypi.org/simple"
             raise InvalidRequest(f"{index_url!r} is not a URL", field="index_url", hint=hint)
     index = None if find_links else index_url or os.environ.get("PIP_INDEX_URL") or _INDEX
-    return {"pip": list(requirements), "index": index, "find_links": find_links}
+    return {
+        "pip": list(requirements),
+        "index": index,
+        "find_links": find_links,
+        "given_index": index_url,
+    }
 
 
 def pip_argv(key: Mapping[str, Any], python: str) -> list[str]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload, runtime_checkable
 
 from ..environments.apply import store_of
 from ..errors import FileNotFound, InvalidRequest, Unsupported
@@ -18,12 +18,14 @@ from ..images.unpack import Layer
 from ..model.base import checks
 from ..model.calls import make_spec
 from ..model.image import Image
-from . import host_steps
+from . import host_steps, remote, remote_steps
 from .sync import Sandbox
 
 if TYPE_CHECKING:
+    from ..client import Client
     from ..model.calls import StrPath
     from ..model.parts import SandboxParts
+    from ..model.template import TemplateView
 
 _PIECE = 1 << 20
 _OF_NO_EFFECT = ("limits", "timeout_s", "ttl_s", "id", "labels", "backend", "server", "tier")
@@ -175,24 +177,48 @@ class Template:
         self._needs_image("command")
         return self._with({"Entrypoint": [], "Cmd": list(argv)})
 
+    @overload
     def build(
         self,
         name: str | None = None,
         *,
         store: ImageStore | None = None,
         on_output: OnOutput | None = None,
-    ) -> Image:
+        server: None = None,
+    ) -> Image: ...
+
+    @overload
+    def build(
+        self, name: str, *, on_output: OnOutput | None = None, server: str | Client
+    ) -> TemplateView: ...
+
+    def build(
+        self,
+        name: str | None = None,
+        *,
+        store: ImageStore | None = None,
+        on_output: OnOutput | None = None,
+        server: str | Client | None = None,
+    ) -> Image | TemplateView:
         """Do what is not known yet, and call the result `name`.
 
         Args:
             name: With an image as base, a name for `Sandbox.create(image=...)`; over the host's files,
                 for `template=...`. None gives none: use the `id` of the result.
             on_output: Gets what the steps say.
+            server: Address of a server, or its client, that builds it: there, whatever a step writes in
+                the sandbox's own files is kept, and the name is this client's for `template=...`.
+
+        Returns:
+            The image; of a server its `TemplateView`.
 
         Raises:
             ImageNotFound: What it starts from is not on this machine.
             ExecError: A step failed; what steps before it made is kept for the next time.
         """
+        if server is not None:
+            with remote.opened(server) as client:
+                return remote_steps.build(self, checks.name(name, "name"), client, on_output)
         if name is not None and self.image:
             Reference.parse(checks.text(name, "name", empty=False))
         elif name is not None:

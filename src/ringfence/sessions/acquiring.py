@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..store.records import SnapshotRecord
     from .parts import Manager
     from .pools.pool import PooledSandbox
-    from .templates.catalogue import Built
+    from .templates.built import Built
 
 SESSION = "sess"
 

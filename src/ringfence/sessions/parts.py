@@ -19,7 +19,7 @@ from .live import Live
 from .maker import Maker
 from .pools.pool import Pool
 from .reaper import Reaper
-from .templates.catalogue import Templates
+from .templates.built import Resolver
 
 
 class Manager(Protocol):
@@ -36,10 +36,11 @@ class Manager(Protocol):
     keys: Keys
     events: Events
     reaper: Reaper
-    templates: Templates
     has_background: bool
     not_ours: list[str]
 
+    @property
+    def templates(self) -> Resolver: ...
     @property
     def verbs(self) -> dict[str, Callable[[str], object]]: ...
 

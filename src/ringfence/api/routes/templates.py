@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
@@ -39,7 +39,7 @@ class Uploaded(BaseModel):
 
 
 class Publish(schemas.Form):
-    """Whether every client may use it."""
+    """Visibility of a template."""
 
     public: bool
 
@@ -50,12 +50,16 @@ async def build(
     request: Request,
     service: TheService,
     caller: TheCaller,
+    idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
-    """Build a template in the background. One of the same name is replaced once it is ready."""
+    """Build a template in the background. One of the same name is replaced once it is ready.
+
+    With an `Idempotency-Key`, asking again begins nothing: it answers about the same build.
+    """
     judge, templates = service.permissions.judge, service.manager.templates
 
     def begin() -> TemplateView:
-        return templates.begin(judge(caller, body), caller.client)
+        return templates.begin(judge(caller, body), caller.client, idempotency_key)
 
     made = await service.thread_pools.call(begin, key=caller.client)
     request.state.made = made.id
@@ -181,7 +185,7 @@ def _line(kind: str, cursor: int, **more: str) -> bytes:
 
 @uploads.get("/{digest}", response_model=Uploaded)
 async def known(digest: Digest, service: TheService, caller: TheCaller) -> Response:
-    """Whether this client has uploaded this content."""
+    """Tell if this client has uploaded this content."""
     places = service.manager.templates.places
     has = await service.thread_pools.call(places.has, caller.client, digest)
     return json_answer({"digest": digest, "present": has})

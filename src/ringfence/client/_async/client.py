@@ -19,6 +19,7 @@ from .happening import follow
 from .pauses import made
 from .sandbox import AsyncRemoteSandbox, body_of, new_key
 from .sessions import AsyncRemoteSessions
+from .templates import AsyncRemoteTemplates
 from .transport import AsyncTransport, segment
 
 TYPE_CHECKING = False
@@ -47,6 +48,7 @@ class AsyncClient:
 
     Attributes:
         sessions: Its session manager: `acquire`, `attach`, `detach`, `touch`, ...
+        templates: Templates that it builds and keeps: `build`, `list`, `delete`, ...
 
     Args:
         server: `unix:PATH`, `http://HOST:PORT` or `https://HOST`; None takes $RINGFENCE_SERVER, else
@@ -70,6 +72,7 @@ class AsyncClient:
     ) -> None:
         self._transport = AsyncTransport(server, key, timeout_s, retries)
         self.sessions = AsyncRemoteSessions(self)
+        self.templates = AsyncRemoteTemplates(self._transport)
 
     @property
     def server(self) -> str:

@@ -20,6 +20,7 @@ from .happening import follow
 from .pauses import made
 from .sandbox import RemoteSandbox, body_of, new_key
 from .sessions import RemoteSessions
+from .templates import RemoteTemplates
 from .transport import Transport, segment
 
 TYPE_CHECKING = False
@@ -48,6 +49,7 @@ class Client:
 
     Attributes:
         sessions: Its session manager: `acquire`, `attach`, `detach`, `touch`, ...
+        templates: Templates that it builds and keeps: `build`, `list`, `delete`, ...
 
     Args:
         server: `unix:PATH`, `http://HOST:PORT` or `https://HOST`; None takes $RINGFENCE_SERVER, else
@@ -71,6 +73,7 @@ class Client:
     ) -> None:
         self._transport = Transport(server, key, timeout_s, retries)
         self.sessions = RemoteSessions(self)
+        self.templates = RemoteTemplates(self._transport)
 
     @property
     def server(self) -> str:

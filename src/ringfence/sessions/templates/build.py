@@ -1,4 +1,4 @@
-"""One build: each step in a sandbox over the snapshot of the one before."""
+"""A build: each step in a sandbox over the snapshot of the one before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from ...errors import InvalidRequest, LifecycleError, RingfenceError, TimeoutExceeded
 from ...images.store import ImageStore
@@ -20,6 +21,7 @@ from ...model.template import TemplateRequest
 from ...store.templates import BUILDING, FAILED, READY, LayerRecord
 from ..catalogue.records import spec_text
 from ..keys import digest
+from ..parts import Manager
 from . import steps
 from .places import Log, short
 
@@ -27,16 +29,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ...model.session import Snapshot
     from ...model.template import TemplateStep
     from ...store.templates import BuildRecord, TemplateRecord
     from ..lease import Lease
-    from ..manager import SessionManager
-    from .catalogue import Built, Templates
+    from .built import Built
+    from .catalogue import Templates
 
 logger = logging.getLogger("ringfence.sessions")
 LABEL = "ringfence.template"
 _LONGEST_ERROR = 2000
 _GRACE_S = 60.0
+
+
+class Host(Manager, Protocol):
+    """A session manager, as builds need it."""
+
+    def acquire(self, spec: SandboxSpec, options: AcquireOptions, *, client_id: str) -> Lease: ...
+    def snapshot(self, session: str, metadata: dict[str, str], client_id: str) -> Snapshot: ...
 
 
 def client_of(owner: str) -> str:
@@ -229,7 +239,7 @@ class _Leased:
     """A build's sandbox, which `stop` finds."""
 
     def __init__(
-        self, build: Build, manager: SessionManager, spec: SandboxSpec, options: AcquireOptions
+        self, build: Build, manager: Host, spec: SandboxSpec, options: AcquireOptions
     ) -> None:
         self._build, self._manager, self._spec, self._options = build, manager, spec, options
 

@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from ...errors import (
     InvalidRequest,
@@ -21,7 +20,7 @@ from ...errors import (
 )
 from ...model.base.checks import FrozenMap
 from ...model.base.ids import new_id
-from ...model.spec import LIGHT, OS_HARDENED, SandboxSpec
+from ...model.spec import SandboxSpec
 from ...model.template import DEFAULT_TAG, TemplateRequest, TemplateView
 from ...store.templates import (
     BUILDING,
@@ -33,8 +32,10 @@ from ...store.templates import (
     TemplateRecord,
 )
 from .. import snapshots
+from ..keys import digest
 from . import steps
 from .build import LABEL, Build, client_of
+from .built import Built
 from .places import Log, Places, Upload
 
 TYPE_CHECKING = False
@@ -42,58 +43,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ..manager import SessionManager
+    from .build import Host
 
 PREFIX = "tpl"
 _MOST_BUILDS = 20  # of a template that are remembered
 _MOST_TRIES = 3
+_KEYS = uuid.UUID("3d0a4c1e-7f43-4a5b-9c0e-2b1f6d8a7e55")  # name space of builds with a key
 logger = logging.getLogger("ringfence.sessions")
-
-
-@dataclass(frozen=True)
-class Built:
-    """What sandboxes of a template start from.
-
-    Attributes:
-        snapshot: Id of its uppermost layer; None where no step made one.
-        spec: What they get beside the files.
-    """
-
-    template: TemplateRecord
-    build: BuildRecord
-    snapshot: str | None
-    spec: SandboxSpec
-    request: TemplateRequest
-
-    def merged(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec of a sandbox of this template; what the client says wins.
-
-        Raises:
-            InvalidRequest: It names another root.
-        """
-        for other in ("image", "python_env"):
-            if getattr(spec, other):
-                hint = "omit it, or build a template over that image"
-                raise InvalidRequest("a template has its own root", field=other, hint=hint)
-        own, given = self.spec, {each.target for each in spec.mounts}
-        mounts = [each for each in own.mounts if each.target not in given]
-        return replace(
-            spec,
-            template="default",
-            image=own.image,
-            mounts=(*mounts, *spec.mounts),
-            env=FrozenMap({**own.env, **spec.env}),
-            workdir=spec.workdir or own.workdir,
-            user=spec.user or own.user,
-            tier=own.tier if spec.tier == LIGHT else spec.tier,
-            profile=own.profile if spec.profile == OS_HARDENED else spec.profile,
-        )
 
 
 class Templates:
     """Templates of a session manager. Every method may be called from any thread."""
 
-    def __init__(self, manager: SessionManager) -> None:
+    def __init__(self, manager: Host) -> None:
         self.manager, self.records = manager, manager.store.templates
         self.bounds, self.places = manager.config.templates, Places(manager.store.directory)
         self.index_url = self.bounds.index_url or os.environ.get("PIP_INDEX_URL") or steps.PYPI
@@ -105,18 +67,25 @@ class Templates:
 
     # -- asking for builds ----------------------------------------------------------------------
 
-    def begin(self, request: TemplateRequest, owner: str) -> TemplateView:
+    def begin(self, request: TemplateRequest, owner: str, key: str = "") -> TemplateView:
         """Build a template; it replaces the owner's of the same name once it is ready.
+
+        Args:
+            key: Asking again under the same one begins nothing.
 
         Raises:
             QuotaExceeded: This owner has as many templates, bytes or builds as it may.
         """
-        record, build = self.reserve(request.name, owner, [DEFAULT_TAG])
-        try:
-            self.start(build.id, request, owner)
-        except BaseException:
-            self._forget(record, build)
-            raise
+        build_id = str(uuid.uuid5(_KEYS, digest([owner, key])) if key else uuid.uuid4())
+        with self.manager.keys.turn(owner, f"template {key}"):
+            if (known := self.records.build(build_id)) is not None:
+                return self.view(known.template)
+            record, build = self.reserve(request.name, owner, [DEFAULT_TAG], build_id)
+            try:
+                self.start(build.id, request, owner)
+            except BaseException:
+                self._forget(record, build)
+                raise
         if request.public != bool(record.public):
             self.records.change(record.id, public=int(request.public))
         return self.view(record.id)
@@ -127,7 +96,7 @@ class Templates:
             self.records.remove(record.id)
 
     def reserve(
-        self, name: str, owner: str, tags: Sequence[str]
+        self, name: str, owner: str, tags: Sequence[str], build_id: str = ""
     ) -> tuple[TemplateRecord, BuildRecord]:
         """A build of a template that is asked for later: its steps are still to come.
 
@@ -148,7 +117,9 @@ class Templates:
                     )
                 found = TemplateRecord(new_id(PREFIX), owner, name, 0, {}, now, now)
                 self.records.add(found)
-            build = BuildRecord(str(uuid.uuid4()), found.id, RESERVED, "{}", [*tags], now)
+            build = BuildRecord(
+                build_id or str(uuid.uuid4()), found.id, RESERVED, "{}", [*tags], now
+            )
             self.records.add(build)
         self._forget_old(found)
         return found, build
@@ -356,7 +327,7 @@ class Templates:
         return (mine or others)[0]
 
     def list(self, sees: str | None) -> list[TemplateView]:
-        """One's own templates and public ones, oldest first."""
+        """List a client's own templates and public ones, oldest first."""
         every = self.records.every()
         mine = [each for each in every if sees in (None, each.owner) or each.public]
         return [self.view(each.id) for each in mine]
@@ -374,7 +345,7 @@ class Templates:
         raise NotFound(f"no build {build_id!r} of template {template.name!r}", field="build_id")
 
     def resolve(self, name: str, client: str | None, tag: str = DEFAULT_TAG) -> Built | None:
-        """What the name, or id, of a template or of a build means to a client; None: nothing.
+        """Return the meaning of a name, or id, of a template or build for a client; None: nothing.
 
         Raises:
             LifecycleError: It was not built yet.
@@ -388,6 +359,8 @@ class Templates:
             # A name without a tag means the newest build where none has the default tag.
             meant = [template.tags[tag]] if tag in template.tags else []
             meant = meant or ([*template.tags.values()] if tag == DEFAULT_TAG else [])
+            if not meant and tag != DEFAULT_TAG:
+                return None
             build = self.records.build(meant[-1]) if meant else None
         if build is None or build.status != READY:
             newest = self.view(template.id)

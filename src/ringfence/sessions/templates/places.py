@@ -123,7 +123,7 @@ class Places:
             os.unlink(self.log(build_id))
 
     def read_log(self, build_id: str, offset: int, most: int) -> bytes:
-        """Whole lines of a log from `offset` on, `most` bytes at most.
+        """Return whole lines of a log from `offset` on, `most` bytes at most.
 
         Raises:
             InvalidRequest: It is not the beginning of a line.

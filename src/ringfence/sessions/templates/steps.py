@@ -1,4 +1,4 @@
-"""What the steps of a build do in their sandboxes."""
+"""Run the steps of a build in their sandboxes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def spec_of(step: TemplateStep, spec: SandboxSpec, index: str, cache: str) -> Sa
 
 
 def index_policy(url: str) -> NetworkPolicy:
-    """What reaches a package index, and nothing else.
+    """Return the policy that reaches a package index, and nothing else.
 
     Raises:
         InvalidRequest: That is no URL of an index.

@@ -1,0 +1,156 @@
+"""Templates by E2B's API: what is refused, and what another owner's id, hash or signature opens."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2b.conftest import Client, MakeClient
+
+pytestmark = pytest.mark.anyone
+_HASH = hashlib.sha256(b"some files").hexdigest()
+
+
+@pytest.fixture(scope="module")
+def bob(make_client: MakeClient) -> Client:
+    return make_client("bob")
+
+
+@pytest.fixture
+def made(client: Client) -> Iterator[dict[str, Any]]:
+    """A reserved build."""
+    found = client.api("POST", "/v3/templates", json={"name": "app", "tags": ["v1"]})
+    assert 202 == found.status_code, found.text
+    yield found.json()
+    client.api("DELETE", f"/templates/{found.json()['templateID']}")
+
+
+def begin(client: Client, made: dict[str, Any], *steps: Any, **more: Any) -> Any:
+    path = f"/v2/templates/{made['templateID']}/builds/{made['buildID']}"
+    return client.api("POST", path, json={"steps": steps, "fromImage": "e2bdev/base", **more})
+
+
+def step(kind: str, *args: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "args": args, **more}
+
+
+def ended(client: Client, made: dict[str, Any]) -> dict[str, Any]:
+    path = f"/templates/{made['templateID']}/builds/{made['buildID']}/status"
+    until = time.monotonic() + 60
+    while True:
+        found: dict[str, Any] = client.api("GET", path).json()
+        if found["status"] in ("ready", "error"):
+            return found
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def upload_url(client: Client, made: dict[str, Any], name: str = _HASH) -> str:
+    found = client.api("GET", f"/templates/{made['templateID']}/files/{name}")
+    assert 201 == found.status_code, found.text
+    url: str = found.json()["url"]
+    return url
+
+
+def archive(name: str, content: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def test_a_build_with_files_and_its_log(client: Client, made: dict[str, Any]) -> None:
+    url = upload_url(client, made)
+    assert 200 == client.http.put(url, content=archive("file", b"copied")).status_code
+    copy = step("COPY", "file", "/home/user/", "", "", filesHash=_HASH)
+    show = step("RUN", "cat file; seq 200", "root")
+    assert 202 == begin(client, made, step("WORKDIR", "/home/user"), copy, show).status_code
+    assert "ready" == ended(client, made)["status"]
+    path = f"/templates/{made['templateID']}/builds/{made['buildID']}/status"
+    seen: list[str] = []
+    while entries := client.api("GET", f"{path}?logsOffset={len(seen)}").json()["logEntries"]:
+        assert len(entries) <= 100
+        seen += [each["message"] for each in entries]
+    assert {"copied1", "200", "template ready"} <= {*seen}
+    for name in ("app", "app:v1", f"ringfence/{made['names'][0]}", made["templateID"]):
+        box = client.create(templateID=name)
+        assert b"copied" == box.call("GET", "/files?path=/home/user/file").content
+        client.api("DELETE", f"/sandboxes/{box.id}")
+    assert 404 == client.api("POST", "/sandboxes", json={"templateID": "app:v2"}).status_code
+
+
+def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[str, Any]) -> None:
+    url = upload_url(client, made)
+    assert 202 == begin(client, made, step("RUN", "echo secret > ~/file")).status_code
+    assert "ready" == ended(client, made)["status"]
+    template, build = f"/templates/{made['templateID']}", made["buildID"]
+    for method, path, form in (
+        ("GET", template, None),
+        ("DELETE", template, None),
+        ("PATCH", template, {"public": True}),
+        ("GET", f"{template}/builds/{build}/status", None),
+        ("GET", f"{template}/builds/{build}/logs", None),
+        ("POST", f"/v2{template}/builds/{build}", {"steps": []}),
+        ("GET", f"{template}/files/{_HASH}", None),
+        ("GET", f"{template}/tags", None),
+        ("GET", "/templates/aliases/app", None),
+        ("POST", "/templates/tags", {"target": "app:v1", "tags": ["x"]}),
+        ("DELETE", "/templates/tags", {"name": "app", "tags": ["v1"]}),
+        ("POST", "/sandboxes", {"templateID": "app"}),
+        ("POST", "/sandboxes", {"templateID": build}),
+    ):
+        more: dict[str, Any] = {} if form is None else {"json": form}
+        assert 404 == bob.api(method, path, **more).status_code, (method, path)
+    assert made["templateID"] not in bob.api("GET", "/templates").text
+    # A signature is good for one template and one name, for an hour.
+    own = bob.api("POST", "/v3/templates", json={"name": "bobs"}).json()
+    for forged in (
+        url.replace(made["templateID"], own["templateID"]),
+        url.replace(_HASH, "0" * 64),
+        url.replace("until=", "until=9"),
+        url.partition("?")[0],
+        url[:-1],
+    ):
+        assert 401 == bob.http.put(forged, content=b"x").status_code
+    assert 200 == client.http.put(url, content=archive("file", b"ann's")).status_code
+    files = bob.api("GET", f"/templates/{own['templateID']}/files/{_HASH}").json()
+    assert not files["present"]
+    copy = step("COPY", "file", "/home/user/", filesHash=_HASH)
+    refused = begin(bob, own, copy)
+    assert (400, True) == (refused.status_code, "not uploaded" in refused.json()["message"])
+    bob.api("DELETE", f"/templates/{own['templateID']}")
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        ({"fromImage": "debian:stable"}, 400, "image 'debian:stable' is not on this server"),
+        ({"fromImage": "python:3.99"}, 400, "is not on this server"),
+        ({"fromImage": "", "fromTemplate": "nowhere"}, 404, "template 'nowhere' not found"),
+        ({"steps": [step("VOLUME", "/x")]}, 501, "step VOLUME is not supported"),
+        ({"steps": [step("COPY", "../x", "/y", filesHash="0" * 64)]}, 400, "not uploaded"),
+        ({"steps": [step("ENV", "A")]}, 400, "not pairs"),
+        ({"steps": ["x"]}, 400, "list of objects"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_a_sentence(
+    client: Client, made: dict[str, Any], more: dict[str, Any], status: int, said: str
+) -> None:
+    refused = begin(client, made, **more)
+    assert (status, True) == (refused.status_code, said in refused.json()["message"])
+
+
+def test_names_of_the_server_are_not_taken(client: Client, bob: Client) -> None:
+    for name in ("base", "code-interpreter-v1", "../x", "", "a b"):
+        refused = client.api("POST", "/v3/templates", json={"name": name})
+        assert refused.status_code in (400, 403), name
+    refused = client.api("POST", "/v3/templates", json={"name": "big", "memoryMB": -1})
+    assert refused.status_code == 400
