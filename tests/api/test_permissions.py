@@ -280,7 +280,8 @@ SPECS: dict[str, tuple[Any, Any]] = {
 
 FREE = {
     # Who works in a sandbox may do all that with a command, or it binds nobody but the sandbox.
-    SandboxSpec: "id labels template image env secrets tier user workdir protect unprotect deny",
+    SandboxSpec: "id labels template image env secrets tier user workdir protect unprotect deny"
+    " disk_root",  # its size is `limits.disk_bytes`
     AcquireOptions: "preferred_id require_fresh required preferred_backend required_labels use_pool"
     " key metadata snapshot_id",
     NetworkPolicy: "learn",  # `limits` are of a sandbox's own connections

@@ -93,6 +93,13 @@ RUN = Command(
             field="disk_bytes",
         ),
         Option(
+            "disk-root",
+            "",
+            "keep files outside mounts on the host's disk, not in memory; --disk then defaults to 4g,"
+            " reserved at the start; a --disk above --memory implies it",
+            field="disk_root",
+        ),
+        Option(
             "inodes",
             "N",
             "files and directories outside mounts; default: one per 4 KiB of --disk, at most"
@@ -244,7 +251,7 @@ RUN = Command(
     groups={
         "Files": "mount here protect unprotect deny image pull workdir memory-dir python-env pip template",
         "Network": "net net-policy secret net-log net-learn",
-        "Limits": "timeout memory cpus pids disk inodes open-files output-bytes",
+        "Limits": "timeout memory cpus pids disk disk-root inodes open-files output-bytes",
         "Isolation": "tier backend anywhere profile allow-degraded user",
     },
     details="""\

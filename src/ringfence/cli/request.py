@@ -27,6 +27,7 @@ _SAME = {
     "image": "image",
     "template": "template",
     "python-env": "python_env",
+    "disk-root": "disk_root",
 }
 _HOME = "/home/sandbox"
 _WORK = "/work"  # where --here shows the current directory

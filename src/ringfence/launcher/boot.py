@@ -49,7 +49,7 @@ class Boot:
         control: To the host, which gets errors there; the plan comes there too.
         template: Trees and steps.
         hibernation_image: Program to hibernate in: see `hibernation_image`.
-        image: The tree of its image, where the zygote had to open it; -1 for none.
+        disk: The mount to write to, where the host had to make it; -1 for none.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class Boot:
         template: Template,
         layers: list[int],
         hibernation_image: int,
+        disk: int,
     ) -> None:
-        self.hibernation_image = hibernation_image
+        self.hibernation_image, self.disk = hibernation_image, disk
         self.layers, self.go, self.shape = layers, go, shape
         # None while a claim is waited for: then the host reads there of no error.
         self.control: wire.Socket | None = control
@@ -120,11 +121,14 @@ class Boot:
             # An ordinary user may copy mounts only in here, and only while the host's are in sight.
             self.trees = build.open_trees(shape["trees"])
             self.layers = build.open_trees(shape["layers"])
+            if shape["disk"]:
+                self.disk = build.open_trees([shape["disk"]])[0]
         self.pid, passed = wire.receive_raw(self.go)
         if not self.pid:
             os._exit(1)  # the zygote gave up before our ids were mapped
         self.take_place(passed[1:])
-        oom_score_fd = build.build_root(shape, self.template_steps, shown, self.layers)
+        rest = self.layers, self.disk
+        oom_score_fd = build.build_root(shape, self.template_steps, shown, *rest)
         self.hold_only(passed[0], oom_score_fd)
         lockdown.bound(shape)
 

@@ -60,12 +60,13 @@ def open_trees(wanted: list[Tree]) -> list[int]:
 
 
 def build_root(
-    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], layers: list[int]
+    shape: Shape, steps: list[tuple[Any, ...]], trees: list[int], layers: list[int], disk: int = -1
 ) -> int:
     """Build the root, move into it and leave the host's behind; returns the oom_score_adj descriptor.
 
     Args:
         layers: Trees below the writable layer, the uppermost first; none: the steps make it all.
+        disk: A detached mount to write to; -1: a tmpfs.
 
     Raises:
         BuildError: naming the step that failed.
@@ -74,16 +75,22 @@ def build_root(
     oom_score_fd: int
     wanted = shape["forbid_user_namespaces"], shape["trusted_root"]
     oom_score_fd, proc = step("proc", _mount_proc, scratch, *wanted)
-    options = f"mode=0755,size={shape['root_size_bytes']},nr_inodes={shape['root_inodes']}"
-    flags = mounts.MS_NOSUID | mounts.MS_NODEV
-    step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
+    if disk >= 0:
+        step("disk as root", mounts.move_mount, disk, scratch)
+        os.close(disk)
+    else:
+        options = f"mode=0755,size={shape['root_size_bytes']},nr_inodes={shape['root_inodes']}"
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV
+        step("tmpfs as root", mounts.mount, "ringfence", scratch, "tmpfs", flags, options)
     os.chdir(scratch)
     os.umask(0)
     dev = -1
-    if not layers:
-        _run_here(shape, steps, trees, proc, dev)
-    else:
+    if layers:
         dev = step("layers of the root", enter_layers, layers)
+    else:
+        if shape["disk"] and shape["disk"]["source"]:
+            step("overlay as root", enter_directory)
+        _run_here(shape, steps, trees, proc, dev)
     step("pivot_root", mounts.pivot_root, ".", ".")
     step("leave the host's root", mounts.umount2, ".", mounts.MNT_DETACH)
     os.chdir("/")
@@ -111,6 +118,16 @@ def enter_layers(layers: list[int]) -> int:
     return dev
 
 
+def enter_directory() -> None:
+    """Go to an overlay of a directory of the host's: its files shall have a device of their own.
+
+    By the device of a file PID 1 and snapshots tell the sandbox's files from mounted ones.
+    """
+    for name in ("root", "layer0"):
+        os.mkdir(name, 0o755)
+    _mount_overlay(["layer0"], "root")
+
+
 def overlay(layers: list[int], target: str) -> None:
     """Mount trees, the uppermost first, at `target` below the tmpfs that is the current directory; go there.
 
@@ -118,11 +135,17 @@ def overlay(layers: list[int], target: str) -> None:
     size bounds it. Source: Documentation/filesystems/overlayfs.rst.
     """
     names = [f"layer{number}" for number in range(len(layers))]
-    for name in (*names, "upper", "work"):
+    for name in names:
         os.mkdir(name, 0o755)
     for name, layer in zip(names, layers, strict=True):
         mounts.move_mount(layer, name)
         os.close(layer)
+    _mount_overlay(names, target)
+
+
+def _mount_overlay(names: list[str], target: str) -> None:
+    for name in ("upper", "work"):
+        os.mkdir(name, 0o755)
     # Without userxattr an overlay of a user namespace could not say that a directory is opaque.
     options = f"lowerdir={':'.join(names)},upperdir=upper,workdir=work,userxattr"
     mounts.mount("ringfence", target, "overlay", mounts.MS_NOSUID | mounts.MS_NODEV, options)
@@ -175,7 +198,7 @@ def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
     size, built = (
         f"size={each['root_size_bytes']},nr_inodes={each['root_inodes']}" for each in (plan, shape)
     )
-    if size != built:
+    if size != built and not shape["disk"]:
         flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
         # Over layers "/" is the overlay; what is written there and /dev are one tmpfs.
         place = "/dev" if shape["layers"] else "/"

@@ -82,6 +82,7 @@ def clone(
     control: wire.Socket,
     layers: list[int],
     hibernation_image: int,
+    disk: int,
     *,
     waits: bool,
     rehearses: bool,
@@ -97,7 +98,7 @@ def clone(
         raise
     if pid == 0:
         ours.close()
-        birth = boot.Boot(theirs, control, shape, template, layers, hibernation_image)
+        birth = boot.Boot(theirs, control, shape, template, layers, hibernation_image, disk)
         birth.run(waits=waits, rehearses=rehearses)
     theirs.close()
     return Newborn(pid, pidfd, ours, shape["cgroup_values"])

@@ -54,6 +54,7 @@ class Shape(Ids):
     hostname: str
     root_size_bytes: int
     root_inodes: int
+    disk: Tree | None  # a file system or directory that is the root in place of a tmpfs
     scratch: (
         str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
     )

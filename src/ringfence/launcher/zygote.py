@@ -157,7 +157,7 @@ class Zygote(Parent):
 
     def create(self, shape: Shape, control: wire.Socket, pinned: list[int]) -> None:
         """Start one sandbox; it tells the host itself, on `control`, when it is ready or why not."""
-        child = self.spawn(shape, control)
+        child = self.spawn(shape, control, disk=disk_of(shape, pinned))
         trees: list[int] = []
         try:
             if shape["trusted_root"]:
@@ -173,9 +173,10 @@ class Zygote(Parent):
                 os.close(fd)
         self.remember(shape)
 
-    def prewarm(self, shape: Shape, reply: wire.Socket, _fds: list[int]) -> None:
+    def prewarm(self, shape: Shape, reply: wire.Socket, fds: list[int]) -> None:
         """Build a sandbox for a pool; it tells the host itself that it waits for a claim."""
-        self.warm[shape["id"]] = self.spawn(shape, reply, waits=True, rehearses=True)
+        disk = disk_of(shape, fds)
+        self.warm[shape["id"]] = self.spawn(shape, reply, waits=True, rehearses=True, disk=disk)
 
     def prebuild(self, told: tuple[Shape, float], fds: list[int]) -> None:
         """Build a sandbox whose plan is in its control socket, in so many seconds or when the last one ends."""
@@ -219,7 +220,13 @@ class Zygote(Parent):
             child.close()
 
     def spawn(
-        self, shape: Shape, control: wire.Socket, *, waits: bool = False, rehearses: bool = False
+        self,
+        shape: Shape,
+        control: wire.Socket,
+        *,
+        waits: bool = False,
+        rehearses: bool = False,
+        disk: int = -1,
     ) -> Newborn:
         """A process in new namespaces, ids and cgroups, which goes on by itself from there."""
         self.reap()  # one of the same id may just have ended: its cgroups go before ours are made
@@ -234,6 +241,7 @@ class Zygote(Parent):
                 control,
                 layers,
                 self.hibernation_image.fd,
+                disk,
                 waits=waits,
                 rehearses=rehearses,
             )
@@ -428,6 +436,12 @@ _NOTES: dict[str, Callable[..., None]] = {
     "prebuild": Zygote.prebuild,
     "release": Zygote.release,
 }
+
+
+def disk_of(shape: Shape, pinned: list[int]) -> int:
+    """The mount that is to be the root, among the descriptors sent along; -1 for none."""
+    disk = shape["disk"]
+    return pinned[disk["fd"]] if disk and disk["fd"] >= 0 else -1
 
 
 def fetch_trees(shape: Shape, child: Newborn, control: wire.Socket, tasks: list[int]) -> None:

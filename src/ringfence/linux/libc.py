@@ -94,6 +94,9 @@ _AARCH64 = {
 _COMMON = {
     "open_tree": 428,
     "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
     "clone3": 435,
     "close_range": 436,
     "openat2": 437,

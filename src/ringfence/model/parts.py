@@ -35,6 +35,7 @@ class SandboxParts(TypedDict, total=False):
     workdir: StrPath | None
     ttl_s: float | None
     python_env: bool | None
+    disk_root: bool | None
     memory_dir: StrPath | None
     protect: Sequence[str] | None
     unprotect: Sequence[str] | None

@@ -52,6 +52,8 @@ class SandboxSpec(Model):
         workdir: The session's root, where relative paths start; None is the home directory.
         ttl_s: Seconds after which the sandbox is terminated whatever it does.
         python_env: Also show the caller's Python environment, read-only.
+        disk_root: Files outside mounts are on the host's disk, not in memory. A disk limit above the memory
+            limit implies it where a backend can do both.
         memory_dir: Host directory behind /mnt/memory, to survive the session; None: private.
         protect: Paths inside writable mounts that stay read-only, relative to each mount or
             absolute inside, besides the built-in set; `@git`, `@agents` and `@ci` are presets.
@@ -78,6 +80,7 @@ class SandboxSpec(Model):
     workdir: str | None = None
     ttl_s: float | None = None
     python_env: bool = False
+    disk_root: bool = False
     memory_dir: str | None = None
     protect: tuple[str, ...] | None = None
     unprotect: tuple[str, ...] = ()
@@ -128,6 +131,7 @@ class SandboxSpec(Model):
         if self.ttl_s is not None:
             self._put("ttl_s", checks.number(self.ttl_s, "ttl_s", 0.001, _YEAR_S))
         checks.flag(self.python_env, "python_env")
+        checks.flag(self.disk_root, "disk_root")
 
     def _check_parts(self) -> None:
         checks.instance(self.network, "network", NetworkPolicy)

@@ -76,6 +76,7 @@ class AsyncSandbox:
         workdir: StrPath | None = None,
         ttl_s: float | None = None,
         python_env: bool | None = None,
+        disk_root: bool | None = None,
         protect: Sequence[str] | None = None,
         unprotect: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,

@@ -107,6 +107,7 @@ class Sandbox:
         workdir: StrPath | None = None,
         ttl_s: float | None = None,
         python_env: bool | None = None,
+        disk_root: bool | None = None,
         protect: Sequence[str] | None = None,
         unprotect: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
@@ -137,6 +138,7 @@ class Sandbox:
             workdir: Where commands start and relative paths begin, absolute inside.
             ttl_s: Seconds after which the sandbox is terminated whatever it does.
             python_env: Also show this Python and its packages, read-only.
+            disk_root: Keep files outside mounts on the host's disk, not in memory.
             protect: Paths inside writable mounts that stay read-only, besides the built-in set;
                 `@git`, `@agents` and `@ci` name several. `unprotect` takes away from that set.
             deny: Paths that can be neither read nor written.

@@ -178,6 +178,7 @@ specs = st.builds(
     workdir=st.none() | absolute_paths,
     ttl_s=st.none() | st.floats(0.001, 1e6),
     python_env=st.booleans(),
+    disk_root=st.booleans(),
     memory_dir=st.none() | absolute_paths,
     protect=st.none() | st.lists(protected_paths | absolute_paths, max_size=3).map(tuple),
     unprotect=st.lists(protected_paths, max_size=3).map(tuple),

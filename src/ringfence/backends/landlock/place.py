@@ -6,9 +6,10 @@ import os
 
 from ...model.mount import MEMORY_DIR
 from ...policy.trust import DIRECTORY
-from ..command.place import make_locked, remove_tree
+from ..command.place import make_locked
 from ..local.agents import agent_code
 from ..local.host.facts import host
+from ..local.host.own_places import remove_tree
 from ..local.mounts import template
 
 TYPE_CHECKING = False

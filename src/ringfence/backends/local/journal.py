@@ -13,16 +13,18 @@ import os
 from ...errors import IsolationError, SandboxLost
 from ...launcher import placeholders
 from .host import owner
-from .host.own_places import own_directory, place_in
+from .host.own_places import own_directory, place_in, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container, Iterator
 
     from ...launcher.placeholders import Placeholder
     from .launched import Launched
     from .mounts.protect import Protected
 
+DISKS = "RINGFENCE_DISK_DIR"
+_DISK = "disk"
 _HEADER = b"ringfence placeholders 1\n"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,6 +40,20 @@ def runtime_directory() -> str | None:
         return place_in("/tmp", f"ringfence-{os.geteuid()}")
     except IsolationError:
         return None
+
+
+def disk_directory() -> str:
+    """This user's directory for writable layers on disk: who may not list it can pass through.
+
+    Raises:
+        IsolationError: None can be made.
+    """
+    return place_in(os.environ.get(DISKS) or "/var/tmp", f".ringfence-{os.geteuid()}", 0o711)
+
+
+def disk_of(sandbox_id: str, label: str = "") -> str:
+    """Where the writable layer of a sandbox is, if it is a directory; label as for `path_of`."""
+    return os.path.join(disk_directory(), f"{_DISK}.{label or owner.label()}.{sandbox_id}")
 
 
 def note(sandbox_id: str, made: list[Placeholder], label: str = "") -> str | None:
@@ -91,22 +107,7 @@ def sweep(label: str = "", living: Container[str] = ()) -> None:
         label: Of a process that lives on, but has nothing more to do with those sandboxes of its
             that are not in `living`.
     """
-    base = runtime_directory()
-    if base is None:
-        return
-    try:
-        names = os.listdir(base)
-    except FileNotFoundError:
-        return  # another process has just swept it
-    for name in names:
-        kind, *words = name.split(".")
-        whose = owner.read(words[:3]) if kind == "placeholders" else None
-        if whose is None:
-            continue
-        is_forgotten = ".".join(words[:3]) == label and ".".join(words[3:]) not in living
-        if not is_forgotten and not owner.is_gone(whose):
-            continue
-        path = os.path.join(base, name)
+    for path in _left("placeholders", runtime_directory, label, living):
         try:
             with open(path, "rb") as file:
                 data = file.read()
@@ -115,7 +116,28 @@ def sweep(label: str = "", living: Container[str] = ()) -> None:
         except (OSError, ValueError, EOFError, TypeError):
             pass
         erase(path)
+    if (base := runtime_directory()) is not None:
+        try:
+            os.rmdir(base)
+        except OSError:
+            pass  # in use
+    for path in _left(_DISK, disk_directory, label, living):
+        remove_tree(path)
+
+
+def _left(
+    kind: str, place: Callable[[], str | None], label: str, living: Container[str]
+) -> Iterator[str]:
+    """Yield what dead processes, or the one of `label`, have left of a kind."""
     try:
-        os.rmdir(base)
-    except OSError:
-        pass  # in use
+        names = os.listdir(base := place() or "")
+    except (OSError, IsolationError):
+        return  # another process has just swept it, or there is no safe place
+    for name in names:
+        first, *words = name.split(".")
+        whose = owner.read(words[:3]) if first == kind else None
+        if whose is None:
+            continue
+        is_forgotten = ".".join(words[:3]) == label and ".".join(words[3:]) not in living
+        if is_forgotten or owner.is_gone(whose):
+            yield os.path.join(base, name)

@@ -54,6 +54,7 @@ class LocalSandbox(Comparable):
     """
 
     ended_on_request = _unwatched = has_whiteouts = False
+    ended_because = ""
     lower: tuple[str, ...] = ()
 
     backend: Named
@@ -206,6 +207,11 @@ class LocalSandbox(Comparable):
 
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
+        if self.ended_because:
+            return SandboxLost(
+                f"the sandbox was ended: {self.ended_because}",
+                hint="create a new one, with a higher limit",
+            )
         if self._state is State.TERMINATED:
             return SandboxLost("the sandbox was terminated during the operation")
         why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
@@ -306,6 +312,11 @@ class LocalSandbox(Comparable):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    def end_because(self, why: str) -> None:
+        """End everything; later calls are told why."""
+        self.ended_because = why
+        self.end_unwatched()
 
     def end_unwatched(self) -> None:
         """End everything: the agent that watched over a process tree, or the zygote, died without a report.

@@ -13,16 +13,29 @@ DEFAULT_OPEN_FILES = 4096
 _MOST_INODES = 1 << 18
 DEFAULT_TERMINALS, _MOST_TERMINALS = 24, 256
 _LARGEST_DEFAULT_DISK = 8 * _GIB
+_DEFAULT_ON_DISK = 4 * _GIB  # reserved on the host's disk when the sandbox starts
 
 
 class Sizes:
-    """Limits as they will be set."""
+    """Limits as they will be set.
+
+    Attributes:
+        on_disk: The files do not count as memory.
+    """
 
     def __init__(
-        self, *, memory_bytes: int, disk_bytes: int, inodes: int, pids: int, open_files: int
+        self,
+        *,
+        memory_bytes: int,
+        disk_bytes: int,
+        inodes: int,
+        pids: int,
+        open_files: int,
+        on_disk: bool,
     ) -> None:
         self.memory_bytes, self.disk_bytes, self.inodes = memory_bytes, disk_bytes, inodes
         self.pids, self.open_files = pids, open_files
+        self.on_disk = on_disk
 
     @property
     def terminals(self) -> int:
@@ -37,10 +50,13 @@ def sizes(spec: SandboxSpec, host: Host) -> Sizes:
     limits = spec.limits
     memory = limits.memory_bytes or host.memory_bytes // 2
     disk = limits.disk_bytes or min(_LARGEST_DEFAULT_DISK, host.memory_bytes // 4, memory // 4 * 3)
+    if spec.disk_root:
+        disk = limits.disk_bytes or _DEFAULT_ON_DISK
     return Sizes(
         memory_bytes=memory,
         disk_bytes=disk,
         inodes=limits.inodes or max(4096, min(_MOST_INODES, disk // 4096)),
         pids=limits.pids or DEFAULT_PIDS,
         open_files=limits.open_files or DEFAULT_OPEN_FILES,
+        on_disk=spec.disk_root or disk > memory,
     )

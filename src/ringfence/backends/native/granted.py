@@ -84,6 +84,8 @@ def _limits(sandbox: LiveSandbox, seen: Inspection) -> Limits:
     asked, group = sandbox.spec.limits, sandbox.group
     memory, processes = memory_limit_bytes(group), pids_limit(group)
     disk_bytes, inodes = seen.disk()
+    if sandbox.disk is not None and sandbox.disk.path:
+        disk_bytes, inodes = sandbox.sizes.disk_bytes, sandbox.sizes.inodes
     return Limits(
         wall_time_s=asked.wall_time_s,
         cpus=cpu_limit(group),

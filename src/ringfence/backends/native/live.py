@@ -68,6 +68,7 @@ class LiveSandbox(InCgroup):
         self.pid, self.zygote = 0, zygote
         self.namespace_fds: list[int] = []  # mnt; and pid, where it could not be opened again
         self.protected, self.note = draft.protected, draft.note
+        self.disk = draft.disk
         self.agents: dict[int, wire.Socket] = {}  # uid -> control of an agent of that user
         self.unix_sockets = draft.unix_sockets
         self.lockdown = plan.copy()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...launcher.plan import NetworkPlan, Plan, Shape, Tree
     from ...model.spec import SandboxSpec
     from ..local.host.cgroups import Group
+    from ..local.mounts.disks import Disk
     from ..local.mounts.trusted import Trusted
     from ..local.sizes import Sizes
     from .profiles import Profile
@@ -70,6 +71,7 @@ class Draft:
         self.connects = False  # PID 1 makes every connection
         self.trusted: Trusted | None = None
         self.note: str | None = None  # of the journal
+        self.disk: Disk | None = None  # its writable layer, where that is not in memory
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -193,6 +195,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "hostname": template.HOSTNAME,
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
+        "disk": _disk(draft),
         "scratch": host.scratch,
         "layers": draft.base.trees if draft.base else [],
         "template": draft.base.furniture(draft.uid, python_env=spec.python_env)
@@ -222,6 +225,16 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "trusted_root": host.trusted_root,
         "network": _network(spec),
     }
+
+
+def _disk(draft: Draft) -> Tree | None:
+    """The tree of the writable layer; a mount of ours is the last of the descriptors sent along."""
+    if draft.disk is None:
+        return None
+    if draft.disk.fd >= 0:
+        draft.fds.append(os.dup(draft.disk.fd))
+        return {**draft.disk.tree, "fd": len(draft.fds) - 1}
+    return draft.disk.tree
 
 
 def new_key() -> int:
@@ -257,6 +270,7 @@ _SHAPE = (
     "hostname",
     "root_size_bytes",
     "root_inodes",
+    "disk",
     "scratch",
     "layers",
     "template",

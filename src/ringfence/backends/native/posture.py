@@ -43,6 +43,7 @@ _NAMESPACES = {
     "cgroup": "cgroup",
     "user": "user",
 }
+IMAGE = "run Ringfence as root, with loop devices and mke2fs: the size is exact then"
 _KERNEL_TREES = (
     *("sysfs", "cgroup", "cgroup2", "debugfs", "securityfs", "tracefs", "bpf", "configfs"),
 )
@@ -146,14 +147,23 @@ class NativeReader(ProcessReader, MountReader):
     # -- files --------------------------------------------------------------------------------
 
     def root_file_system(self) -> Verdict:
-        root = self.seen.mount_at("/")
-        if root is None or root.kind != "tmpfs" or not {"nosuid", "nodev"} <= root.options:
-            return missing("the root is not a private tmpfs")
+        root, disk = self.seen.mount_at("/"), self.sandbox.disk
+        kind = "tmpfs" if disk is None else "ext4"
+        if disk is not None:
+            self.root = f"a private {'directory' if disk.path else 'file system'} on disk"
+        if self.sandbox.base or (disk is not None and disk.path):
+            kind = "overlay"
+        if root is None or root.kind != kind or not {"nosuid", "nodev"} <= root.options:
+            return missing("the root is not a private file system")
         return super().root_file_system()
 
     def host_trees(self) -> list[MountLine]:
-        own = self.seen.root_device
-        return [line for line in self.lines() if line.is_of_the_host(own)]
+        own, dev = self.seen.root_device, self.seen.mount_at("/dev")
+        found = [line for line in self.lines() if line.is_of_the_host(own)]
+        if self.sandbox.base and dev is not None:
+            # Over layers /dev is a part of the writable layer, and so is what covers files of /proc.
+            found = [line for line in found if line.device != dev.device]
+        return found
 
     def protected_paths(self) -> Verdict:
         if not any(m.access == "read_write" and m.host_path for m in self.sandbox.mounts):
@@ -213,16 +223,26 @@ class NativeReader(ProcessReader, MountReader):
         return enforced(f"{count} by RLIMIT_NPROC, counted for this user namespace alone")
 
     def disk_quota(self) -> Verdict:
-        size, wanted = self.seen.disk()[0], self.sandbox.sizes.disk_bytes
+        wanted, disk = self.sandbox.sizes.disk_bytes, self.sandbox.disk
+        if disk is not None and disk.path:
+            how = "sampled every half second, and more ends the sandbox; without open files that are removed"
+            return degraded(f"{mib(wanted)} on disk: {how}; {disk.why}", IMAGE)
+        size = self.seen.disk()[0]
         if not 0 < size <= wanted + PAGE:
             return missing(f"the file system holds {size} bytes, not {wanted}")
-        return enforced(f"{mib(size)}, the size of its tmpfs")
+        return enforced(
+            f"{mib(size)}, the size of its {'tmpfs' if disk is None else 'image on disk'}"
+        )
 
     def inode_quota(self) -> Verdict:
-        count, wanted = self.seen.disk()[1], self.sandbox.sizes.inodes
+        wanted, disk = self.sandbox.sizes.inodes, self.sandbox.disk
+        if disk is not None and disk.path:
+            return degraded(f"{wanted} files and directories, sampled; {disk.why}", IMAGE)
+        count = self.seen.disk()[1]
         if not 0 < count <= wanted:
             return missing(f"the file system holds {count} files, not {wanted}")
-        return enforced(f"{count} files and directories in its tmpfs")
+        place = "tmpfs" if disk is None else "image on disk"
+        return enforced(f"{count} files and directories in its {place}")
 
     def open_files_limit(self) -> Verdict:
         hard, wanted = self.seen.limit("Max open files"), self.sandbox.sizes.open_files

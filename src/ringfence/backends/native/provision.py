@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ...launcher import wire
     from ...launcher.plan import Plan, Shape
+    from ..local.mounts.disks import Disk
     from .planner import Draft
     from .prebuilt.prebuilder import Prebuilder
     from .prebuilt.prebuilt import Prebuilt
@@ -109,6 +110,8 @@ class Provision:
             sandbox, fds = self._launch(draft, plan)
         finally:
             draft.close()
+        if draft.disk is not None:
+            draft.disk.close()
         self._hand_over(sandbox, fds)
         if self._prebuilder is not None:
             self._prebuilder.follow(draft, plan, self._shape, self._zygote)
@@ -131,6 +134,8 @@ class Provision:
 
             draft.trusted = trusted_for(network, runtime.egress())
         self._acquired.callback(self._give_up, draft)
+        if draft.request.sizes.on_disk:
+            draft.disk = self._disk(draft)
         plan = planner.make_plan(draft, host())
         plan["placeholders"] = [made for part in draft.protected for made in part.placeholders]
         draft.note = journal.note(draft.id, plan["placeholders"], runtime.label())
@@ -138,6 +143,13 @@ class Provision:
         plan_limits(runtime, draft, plan)
         self._acquired.callback(self._zygote.clear_up, draft.id, draft.group.directories, [])
         return plan
+
+    def _disk(self, draft: Draft) -> Disk:
+        if self._prebuilt is not None and self._prebuilt.disk is not None:
+            return self._prebuilt.disk
+        disk = make_disk(self._runtime, draft)
+        self._acquired.callback(disk.remove)
+        return disk
 
     def _give_up(self, draft: Draft) -> None:
         journal.give_up(draft.protected, draft.note, draft.id, self._zygote)
@@ -178,6 +190,15 @@ class Provision:
         sandbox.serve_network()
         self._runtime.count(sandbox)
         self._acquired.pop_all()
+
+
+def make_disk(runtime: Runtime, draft: Draft) -> Disk:
+    """Make the writable layer of a sandbox on disk."""
+    from ..local.mounts import disks
+
+    return disks.make(
+        draft.id, runtime.label(), draft.request.sizes, draft.first_host_id, draft.spec
+    )
 
 
 def plan_limits(runtime: Runtime, draft: Draft, plan: Plan) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Base = Held | Layered
     Over = Callable[[Held | None], Base | None]
-    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None]
+    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None, tuple[int, int]]
 
 _MIB = 1 << 20
 # Least limits with which a sandbox can start at all.
@@ -101,6 +101,7 @@ def checked(spec: SandboxSpec, profiles: dict[str, Profile], base: Base | None =
 
 def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
     """Select the parts of a spec that are fixed before a claim."""
+    size = sizes(spec, host())
     return (
         identity.uid_of(spec.user),
         spec.network.is_unrestricted,
@@ -110,6 +111,7 @@ def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
         profile.root_capabilities,
         spec.template,
         spec.image,
+        (size.disk_bytes, size.inodes) if size.on_disk else (0, 0),
     )
 
 

@@ -100,6 +100,8 @@ class Runtime(LocalBackend):
         self._live.pop(sandbox.id, None)
         if sandbox.base is not None:
             sandbox.base.close()
+        if sandbox.disk is not None:
+            sandbox.disk.remove()
 
     @property
     def outlives(self) -> bool:
@@ -117,6 +119,10 @@ class Runtime(LocalBackend):
     def count(self, sandbox: NativeSandbox) -> None:
         """It is one of ours: just made, or by an earlier process."""
         self._live[sandbox.id] = sandbox
+        if sandbox.disk is not None and sandbox.disk.path:
+            from ..local.mounts import disks
+
+            disks.watch(sandbox.disk, sandbox.sizes, sandbox.end_because)
 
     def leave(self) -> None:
         """Let every sandbox live on for the next process. Preconditions: there is an fd store."""

@@ -74,6 +74,8 @@ def last_stats(sandbox: LiveSandbox, uptime_s: float, execs: int) -> SandboxStat
 def degraded(sandbox: LiveSandbox) -> tuple[str, ...]:
     """Names of what holds less than it should: for want of a cgroup, or of Landlock."""
     names = [] if sandbox.group.version else ["memory_limit", "suspend"]
+    if sandbox.disk is not None and sandbox.disk.path:
+        names += ["disk_quota", "inode_quota"]
     if sandbox.spec.limits.cpus and not sandbox.group.holds_cpus:
         names.append("cpu_limit")
     if sandbox.profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
@@ -82,6 +84,8 @@ def degraded(sandbox: LiveSandbox) -> tuple[str, ...]:
 
 
 def _disk(sandbox: LiveSandbox) -> tuple[int, int]:
+    if sandbox.disk is not None and sandbox.disk.path:
+        return sandbox.disk.used
     _body, fds = sandbox.ask("disk")
     try:
         info = os.fstatvfs(fds[0])

@@ -101,6 +101,7 @@ class AsyncClient:
         workdir: StrPath | None = None,
         ttl_s: float | None = None,
         python_env: bool | None = None,
+        disk_root: bool | None = None,
         protect: Sequence[str] | None = None,
         unprotect: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,

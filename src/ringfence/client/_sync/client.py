@@ -102,6 +102,7 @@ class Client:
         workdir: StrPath | None = None,
         ttl_s: float | None = None,
         python_env: bool | None = None,
+        disk_root: bool | None = None,
         protect: Sequence[str] | None = None,
         unprotect: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,

@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, INNER, OUTER, KNOWN = range(3, 12)
 NAME = b"ringfence-init"
 _KNOWN = (
-    *("tag_key", "netlink_sockets", "connects", "rlimits", "id_helpers", "memory_watchdog_bytes"),
+    *(
+        "tag_key",
+        "netlink_sockets",
+        "connects",
+        "rlimits",
+        "id_helpers",
+        "memory_watchdog_bytes",
+        "disk",
+    ),
     *("releases_idle_pages", "programs_cgroup"),
 )
 

@@ -1,4 +1,4 @@
-"""Private directories of this user inside directories writable by every user.
+"""Private directories of this user inside directories writable by every user, and their removal.
 
 Another user may have made the name first. Then a directory of another name is taken: one of ours
 that is there already, so that all processes of this user find the same, or a new one.
@@ -6,9 +6,15 @@ that is there already, so that all processes of this user find the same, or a ne
 
 from __future__ import annotations
 
+import itertools
 import os
 
 from ....errors import IsolationError
+from ....linux import files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def place_in(shared: str, name: str, mode: int = 0o700) -> str:
@@ -56,3 +62,60 @@ def _in_its_stead(shared: str, name: str, mode: int) -> list[str]:
     """List our own directories, in an order that is the same for all processes."""
     names = sorted(each for each in os.listdir(shared) if each.startswith(f"{name}."))
     return [path for each in names if own_directory(path := os.path.join(shared, each), mode)]
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory in which a guest made what it liked; what cannot be removed stays.
+
+    Each directory in it is moved up to its top before it is emptied: shutil.rmtree calls itself for every
+    level, and below a thousand of them it ends with RecursionError, of this start and of every later one.
+    """
+    try:
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    numbers = itertools.count()
+    try:
+        while names := os.listdir(top):
+            if not sum(_remove_level(top, name, numbers) for name in names):
+                break
+    except OSError:
+        pass  # as much as could be
+    finally:
+        os.close(top)
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass
+
+
+def _remove_level(top: int, name: str, numbers: Iterator[int]) -> bool:
+    """Remove a file, or a directory whose own directories are then in `top`; whether anything is gone."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.unlink(name, dir_fd=top)
+        return True
+    except IsADirectoryError:
+        pass
+    except OSError:
+        return False
+    try:
+        files.chmod_nofollow(top, name, 0o700)
+        inside = os.open(name, flags, dir_fd=top)
+    except OSError:
+        return False
+    moved = False
+    try:
+        for each in os.listdir(inside):
+            try:
+                os.unlink(each, dir_fd=inside)
+            except IsADirectoryError:
+                files.chmod_nofollow(inside, each, 0o700)  # a directory's ".." is its own to change
+                os.rename(each, f".{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
+            moved = True
+        os.rmdir(name, dir_fd=top)
+    except OSError:
+        return moved
+    finally:
+        os.close(inside)
+    return True

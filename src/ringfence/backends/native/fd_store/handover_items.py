@@ -135,6 +135,10 @@ def take_back(
     draft.host_directory, draft.unix_sockets = note["host_directory"], note["unix_sockets"]
     draft.protected = _protected(note["protected"], items)
     draft.trusted = Trusted.known(*note["trusted"]) if note["trusted"] else None
+    if request.sizes.on_disk:
+        from ...local.mounts import disks
+
+        draft.disk = disks.again(sandbox_id, zygote.label)
     control, pidfd, *namespaces = item.fds
     network = items.get(NETWORK)
     sandbox = NativeSandbox(backend, draft, wire.adopt(control), note["lockdown"], zygote)

@@ -115,6 +115,8 @@ def is_repeatable(draft: Draft, plan: Plan) -> bool:
         return False
     if draft.spec.id is not None or plan["id_helpers"] or plan["network"] is not None:
         return False  # of id helpers' ranges there are few
+    if plan["disk"] is not None:
+        return False  # an image takes its whole size from the disk of the host
     is_isolated = bool(plan["namespaces"] & namespaces.CLONE_NEWNET)
     return is_isolated and plan["releases_idle_pages"]
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....launcher.plan import Plan, Shape
+    from ...local.mounts.disks import Disk
     from ..request import Kind
     from ..zygote import Zygote
 
@@ -24,9 +25,11 @@ class Prebuilt:
         control: Our end of its control socket.
         directories, values: Its cgroups, and their settings.
         meanwhile: What its caller wants done while it locks itself down.
+        disk: Its writable layer, where that is not in memory.
     """
 
     meanwhile: Callable[[], None] | None = None
+    disk: Disk | None = None
 
     def __init__(
         self, sandbox_id: str, kind: Kind, first_host_id: int, zygote: Zygote, control: wire.Socket

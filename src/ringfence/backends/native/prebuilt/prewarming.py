@@ -24,7 +24,7 @@ from ...local.host.facts import ExplainedFileLimit, host
 from ...local.mounts import images
 from .. import planner
 from ..profiles import profile_named
-from ..provision import READY_S, Provision, plan_limits
+from ..provision import READY_S, Provision, make_disk, plan_limits
 from ..request import checked, kind_of, request
 from .prebuilt import Prebuilt, send_plan, start
 
@@ -74,11 +74,14 @@ class Prewarming:
                 if first:
                     acquired.callback(backend.host_ids().give_back, first)
                 draft = planner.Draft(bare, sandbox_id, first)
+                if bare.sizes.on_disk:
+                    draft.disk = make_disk(backend, draft)
+                    acquired.callback(draft.disk.remove)
                 plan = planner.make_plan(draft, host())
                 plan_limits(backend, draft, plan)
                 size = sizes.sizes(like, host())
                 plan["cgroup_values"] = draft.group.values(Limits(), size.memory_bytes, size.pids)
-                control, pid, pidfd = self._build_ahead(plan, zygote)
+                control, pid, pidfd = self._build_ahead(plan, zygote, draft)
                 made = NativeWarm(self, draft, plan["cgroup_values"], pid, pidfd, zygote, control)
                 self._warm[sandbox_id] = made
                 acquired.pop_all()
@@ -86,14 +89,19 @@ class Prewarming:
             finally:
                 backend.made(sandbox_id)
 
-    def _build_ahead(self, plan: Plan, zygote: Zygote) -> tuple[wire.Socket, int, int]:
+    def _build_ahead(
+        self, plan: Plan, zygote: Zygote, draft: planner.Draft
+    ) -> tuple[wire.Socket, int, int]:
         """Its control, and its PID 1 as pid and pidfd."""
         ours, theirs = wire.socketpair()
         try:
             try:
-                zygote.tell_from(theirs, "prewarm", planner.shape_of(plan), [])
+                zygote.tell_from(theirs, "prewarm", planner.shape_of(plan), draft.fds)
             finally:
                 theirs.close()
+                draft.close()
+                if draft.disk is not None:
+                    draft.disk.close()
             body, fds = answer(ours, READY_S)
         except BaseException as exc:
             ours.close()
@@ -165,6 +173,7 @@ class NativeWarm(Prebuilt):
         super().__init__(draft.id, draft.request.kind, draft.first_host_id, zygote, control)
         self.directories, self.values, self.base = draft.group.directories, values, draft.base
         self._owner, self.pid, self.pidfd = owner, pid, pidfd
+        self.disk = draft.disk
         # The zygote's watcher may discard it while another thread discards or inspects it.
         self._lock = RLock()
 
@@ -228,6 +237,8 @@ class NativeWarm(Prebuilt):
             self.control.close()
             if self.base is not None:
                 self.base.close()
+            if self.disk is not None:
+                self.disk.remove()
             self._owner.discarded(self)
 
     def close(self) -> None:
@@ -240,8 +251,10 @@ class NativeWarm(Prebuilt):
 def plain(spec: SandboxSpec) -> SandboxSpec:
     """A spec of the same shape that asks for nothing else."""
     unrestricted = spec.network.is_unrestricted
+    size = sizes.sizes(spec, host())
     return SandboxSpec(
-        limits=Limits(),
+        limits=Limits(disk_bytes=size.disk_bytes, inodes=size.inodes) if size.on_disk else Limits(),
+        disk_root=size.on_disk,
         network=NetworkPolicy.unrestricted() if unrestricted else NetworkPolicy.none(),
         template=spec.template,
         tier=spec.tier,
