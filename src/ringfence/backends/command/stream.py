@@ -98,6 +98,11 @@ class StreamBackend(AgentBackend):
                 raise self.refusal(name, name, _NOT_HERE, _COPY)
         super().check(spec)
 
+    def no_disk(self, spec: SandboxSpec) -> str:
+        """See `AgentBackend`."""
+        del spec
+        return "the files of its sandboxes are in the memory of the far host"
+
     def provision(self, spec: SandboxSpec) -> StreamSandbox:
         self.check(spec)
         self.launcher.check()

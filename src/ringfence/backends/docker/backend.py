@@ -257,6 +257,15 @@ class DockerBackend(AgentBackend):
             disk_bytes=disk_bytes,
         )
 
+    def no_disk(self, spec: SandboxSpec) -> str:
+        """See `AgentBackend`."""
+        if spec.image:
+            return ""  # the engine keeps the files of a container, on its disk
+        return (
+            "files of a container without an image are in a tmpfs with a size: an engine has no such "
+            "limit on disk; give an image, or use the native backend"
+        )
+
     def _no_disk_quota(self, exc: Exception) -> NoReturn:
         """Of the engine's words, which say whether it is this that it cannot do."""
         if "storage" in str(exc).lower():

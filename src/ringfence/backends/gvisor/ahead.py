@@ -118,5 +118,7 @@ class Ahead:
 
 def _can_wait(spec: SandboxSpec) -> bool:
     # An image's name may point to another image by the next create.
+    # An image on disk takes its whole size from the host's disk.
     is_same = spec.id is None and spec.image is None and spec.network.is_none
+    is_same = is_same and not spec.disk_root
     return is_same and is_bindable(spec)

@@ -162,6 +162,10 @@ class GvisorBackend(Jails, Tenanted):
             process_image = self._process_image(jailer)
             draft.shares_pages = views.why_not(image)
             size = sizes(spec, here)
+            if size.on_disk:
+                from ..local.mounts import disks
+
+                draft.disk = disks.image_for(NAME, sandbox_id, size, first, spec)
             if spec.network.needs_tls_termination:
                 from ..local.mounts.trusted import trusted_for
 
@@ -190,6 +194,8 @@ class GvisorBackend(Jails, Tenanted):
             raise
         finally:
             draft.close()
+            if draft.disk is not None:
+                draft.disk.close()
         self._process_image_worked = self._process_image_worked or bool(
             plan["guest"]["process_image"]
         )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.spec import SandboxSpec
+    from ..local.mounts.disks import Disk
     from ..local.mounts.images import Held
     from ..local.mounts.trusted import Trusted
 
@@ -43,3 +44,4 @@ class Draft(JailMounts):
         self.note: str | None = None  # of the journal
         self.trusted: Trusted | None = None
         self.shares_pages = ""  # why, where it does
+        self.disk: Disk | None = None  # of what is written, where that is not in memory

@@ -73,6 +73,12 @@ def make_plan(
     bundle.furnish(draft, runsc, starts_process_image=starts_process_image)
     if memory:
         _show_memory(draft, memory)
+    disk = -1
+    if draft.disk is not None:
+        disk = len(draft.trees)
+        # Any inode: the jailer, which alone gets descriptors, is to have it.
+        draft.trees.append({**draft.disk.tree, "inode": 1, "fd": len(draft.fds)})
+        draft.fds.append(os.dup(draft.disk.fd))
     ids = identity.slot_map(draft.first_host_id, draft.uid)
     bare = bare_jail(draft.id, host, ids, filter_of_jail(NO_REGISTERING))
     return {
@@ -83,6 +89,7 @@ def make_plan(
         "guest": {
             "path": places.ROOTFS,
             "image": below,
+            "disk": disk,
             "size_bytes": size.disk_bytes,
             "inodes": size.inodes,
             # The host's ids inside the guest's root: see `id_map`. What is not the guest's is its root's.

@@ -41,6 +41,8 @@ class GvisorReader(BoundsReader):
 
     def __init__(self, sandbox: GvisorSandbox) -> None:
         super().__init__(sandbox)
+        if sandbox.disk is not None:
+            self.files = "image on disk"
         self.seen = seen = Inspection(sandbox)
         self.bounds = seen.pids, seen.open_files, seen.disk_bytes, seen.inodes
 

@@ -88,7 +88,7 @@ class GvisorSandbox(JailedSandbox):
         )
         self.owner, self.sizes, self.group = backend, sizes, group
         self.first_host_id = draft.first_host_id
-        self.image = draft.image
+        self.image, self.disk = draft.image, draft.disk
         self.shares_pages = draft.shares_pages
         self.protected, self.note = draft.protected, draft.note
         self.places, self._places_used = draft.places, draft.count

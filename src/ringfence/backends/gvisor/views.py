@@ -241,6 +241,7 @@ def _plan(trees: list[Tree], first_host_id: int) -> JailPlan:
         "guest": {
             "path": view.SHOWN,
             "image": -1,
+            "disk": -1,
             "size_bytes": _ROOT_BYTES,
             "inodes": _ROOT_INODES,
             "owner": 0,

@@ -233,7 +233,10 @@ class BoundsReader(Reader):
 
     Attributes:
         bounds: Processes, open files, bytes and inodes.
+        files: What bounds the last two.
     """
+
+    files = "tmpfs"
 
     bounds: tuple[int, int, int, int]
 
@@ -256,7 +259,7 @@ class BoundsReader(Reader):
         return self._of(1, "", f"{self.bounds[1]} a process")
 
     def disk_quota(self) -> Verdict:
-        return self._of(2, " bytes", f"{mib(self.bounds[2])}, the size of its tmpfs", PAGE)
+        return self._of(2, " bytes", f"{mib(self.bounds[2])}, the size of its {self.files}", PAGE)
 
     def inode_quota(self) -> Verdict:
-        return self._of(3, " files", f"{self.bounds[3]} files and directories in its tmpfs")
+        return self._of(3, " files", f"{self.bounds[3]} files and directories in its {self.files}")

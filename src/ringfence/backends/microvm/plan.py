@@ -97,6 +97,10 @@ def check(spec: SandboxSpec) -> None:
         hint = "list the destinations in the policy, or use tier light"
         raise refusal("network unrestricted", "network", _NO_HOST, hint)
     check_given_secrets(spec)
+    if spec.disk_root:
+        why = "the guest's files are in its memory: its kernel is started without a disk"
+        hint = "use native or gvisor, or mount a directory of the host"
+        raise refusal("disk_root", "disk_root", why, hint)
     if spec.limits.io_bytes_per_s is not None:
         raise refusal("limit io_bytes_per_s", "limits.io_bytes_per_s")
     check_idle_timeout(spec, NAME)
@@ -224,6 +228,7 @@ def jail(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
         "guest": {
             "path": SHARE,
             "image": -1,
+            "disk": -1,
             "size_bytes": _SHARE_BYTES,
             "inodes": _SHARE_INODES,
             "owner": 0,

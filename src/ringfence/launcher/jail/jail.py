@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
         path: str  # in the jail's root
         image: int  # index of the tree that lies below what is written; -1: the steps make it all
+        disk: int  # index of the tree that is written to; -1: a tmpfs
         size_bytes: int
         inodes: int
         owner: int  # id, in the jail's user namespace, of what is not the guest user's
@@ -165,10 +166,15 @@ def _build(plan: JailPlan, trees: list[int], content: int, control: wire.Socket)
     os.chdir("/")
 
 
-def _tmpfs(plan: JailPlan, path: str, trees: list[int], size: str) -> newroot.NewRoot:
-    """A new tmpfs at `path`, which is the current directory from here on."""
+def _tmpfs(
+    plan: JailPlan, path: str, trees: list[int], size: str, disk: int = -1
+) -> newroot.NewRoot:
+    """A new tmpfs, or a file system on disk, at `path`, which is the current directory from here on."""
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
-    _step(f"tmpfs {path}", mounts.mount, "ringfence", path, "tmpfs", flags, f"mode=0755,{size}")
+    if disk >= 0:
+        _step(f"disk {path}", mounts.move_mount, trees[disk], path)
+    else:
+        _step(f"tmpfs {path}", mounts.mount, "ringfence", path, "tmpfs", flags, f"mode=0755,{size}")
     os.chdir(path)
     os.umask(0)
     fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -181,7 +187,7 @@ def _guest_root(plan: JailPlan, trees: list[int], content: int, control: wire.So
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:
-        root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size)
+        root = _tmpfs(plan, guest["path"].lstrip("/"), trees, size, guest["disk"])
         newroot.run_steps(root, guest["steps"])
         if guest["owner"]:
             os.chown(".", guest["owner"], guest["owner"])
@@ -192,7 +198,7 @@ def _guest_root(plan: JailPlan, trees: list[int], content: int, control: wire.So
         beside, _, name = guest["path"].rpartition("/")
         os.chdir(beside.lstrip("/"))
         os.mkdir(_LAYERS, 0o700)
-        _tmpfs(plan, _LAYERS, trees, size)
+        _tmpfs(plan, _LAYERS, trees, size, guest["disk"])
         _step("root of the image", build.overlay, [trees[guest["image"]]], f"../{name}")
         # It has them; nobody else shall.
         _step("hide its layers", mounts.umount2, f"../{_LAYERS}", mounts.MNT_DETACH)

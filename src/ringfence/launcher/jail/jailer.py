@@ -324,6 +324,8 @@ _VERBS: dict[str, Callable[[Jailer, Any, wire.Socket, list[int]], None]] = {
 
 def _open_tree(tree: Tree, pinned: int) -> int:
     """A detached copy of what `pinned` is, restricted as planned, ids mapped."""
+    if not tree["source"]:
+        return os.dup(pinned)  # a mount of the host process's own making
     try:
         copy = mounts.open_tree("", dir_fd=pinned, recursive=not tree["idmap"])
         return idmap.restricted(copy, tree)

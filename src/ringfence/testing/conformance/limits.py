@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ...errors import ResourceExhausted
+from ...errors import ResourceExhausted, Unsupported
 from ...model import capabilities as can
 from ...model.limits import MIB, Limits
 from .base import ConformanceBase, needs
 
 if TYPE_CHECKING:
+    from ...backends.protocol import Backend
     from ..lab import Lab
     from .base import MakeSandbox
 
@@ -55,6 +56,19 @@ class LimitsThatBite(ConformanceBase):
         assert not result.ok
         lab.files.remove("more")
         lab.put("after", b"there is room again")
+
+    def test_a_root_on_disk_or_a_reason(self, backend: Backend, make_sandbox: MakeSandbox) -> None:
+        """Files outside mounts are on disk, as large as asked for; or the request is refused."""
+        has_quota = backend.report().can(can.DISK_QUOTA)
+        limits = Limits(disk_bytes=32 * MIB, inodes=2048) if has_quota else Limits()
+        try:
+            lab = make_sandbox(disk_root=True, limits=limits)
+        except Unsupported as exc:
+            refused = exc.field, bool(exc.message)
+        else:
+            _check_files_on_disk(lab, has_quota=has_quota)
+            refused = "disk_root", True
+        assert refused == ("disk_root", True)
 
     @needs(can.INODE_QUOTA)
     def test_inodes(self, make_sandbox: MakeSandbox) -> None:
@@ -113,3 +127,11 @@ class LimitsThatBite(ConformanceBase):
 def _put_many(lab: Lab, count: int) -> None:
     for i in range(count):
         lab.put(f"many/{i}", b"")
+
+
+def _check_files_on_disk(lab: Lab, *, has_quota: bool) -> None:
+    assert lab.sh("head -c 20000000 /dev/zero > f && wc -c < f").text.strip() == "20000000"
+    if has_quota and "disk_quota" not in lab.sandbox.stats().degraded:
+        assert not lab.sh("head -c 30000000 /dev/zero > g").ok
+    lab.files.remove("f")
+    lab.put("after", b"it is still there")

@@ -132,10 +132,17 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
         for name in _LETS_IN if self.lets_in else _ELSEWHERE:
             if getattr(spec, name):
                 raise self.refusal(name, name)
+        if spec.disk_root and (why := self.no_disk(spec)):
+            raise self.refusal("disk_root", "disk_root", why)
         self._check_limits(spec)
         check_given_secrets(spec)
         check_sources(spec)
         check_names(spec.unprotect)
+
+    def no_disk(self, spec: SandboxSpec) -> str:
+        """Why files are not on the host's disk; empty where they are anyhow, as of most launchers."""
+        del spec
+        return ""
 
     def check_without_isolation(self, spec: SandboxSpec, *, restores: bool = False) -> None:
         """Refuse what takes namespaces of the agent's own, where it has none."""

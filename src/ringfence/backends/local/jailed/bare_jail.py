@@ -62,6 +62,7 @@ def bare_jail(name: str, here: Host, id_map: str, filter_program: bytes) -> Jail
         "guest": {
             "path": "",
             "image": -1,
+            "disk": -1,
             "size_bytes": 0,
             "inodes": 0,
             "owner": 0,

@@ -124,6 +124,32 @@ def make(sandbox_id: str, label: str, sizes: Sizes, first_host_id: int, spec: Sa
     return _directory(top, journal.disk_of(sandbox_id, label), sizes, root, why)
 
 
+def image_for(
+    backend: str, sandbox_id: str, sizes: Sizes, first_host_id: int, spec: SandboxSpec
+) -> Disk | None:
+    """`make`, for a backend that serves files from an image only; None: in memory, which will do.
+
+    Raises:
+        Unsupported: It was asked for by name, and no image can be mounted.
+    """
+    why = _why_no_image()
+    if not why:
+        made = make(sandbox_id, "", sizes, first_host_id, spec)
+        if not made.path:
+            return made
+        why = made.why
+        made.remove()
+    if not spec.disk_root:
+        return None
+    raise Unsupported(
+        f"{backend} keeps files on disk in an image only: {why}",
+        backend=backend,
+        operation="disk_root",
+        field="disk_root",
+        hint="run Ringfence as root with loop devices and mke2fs, or use the native backend",
+    )
+
+
 def _check_mounts(spec: SandboxSpec, top: str) -> None:
     """Refuse to show a sandbox the directory that the files of all are in."""
     real = os.path.realpath(top)
