@@ -270,6 +270,8 @@ class Catalogue:
             for name in os.listdir(self.directory):
                 if name.startswith(_PARTIAL):
                     layers.remove_tree(os.path.join(self.directory, name))
+                else:
+                    layers.tidy(os.path.join(self.directory, name))
         self._sweep()
 
     def delete(self, snapshot_id: str) -> None:

@@ -29,7 +29,8 @@ MOST = 24
 """Layers on top of one another; the snapshot above them is a whole one again. An overlay takes 500."""
 WHITEOUT_CTIME = -1
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TREE, _READY, _NAMES = "tree", "unpacked", "names"
+_TREE, _READY, _NAMES, _NEW = "tree", "unpacked", "names", ".new"
+_PARTIAL = f".{_TREE}-"
 _CODE = "import sys; sys.path[:] = {path!r}; from ringfence.snapshots.unpacker import main; main()"
 
 
@@ -61,7 +62,8 @@ def unpack(snapshot: str, content: int, *, is_layer: bool) -> bool:
         False where that cannot be: deeper than 256 directories, a full disk, or a file system without
         whiteouts (Linux before 5.8). The stream is then unpacked in each sandbox.
     """
-    partial = os.path.join(snapshot, f".{_TREE}-{os.getpid()}")
+    partial = os.path.join(snapshot, f"{_PARTIAL}{os.getpid()}")
+    tidy(snapshot)
     try:
         os.mkdir(partial, 0o755)
         names = _run(partial, content, is_layer=is_layer)
@@ -77,6 +79,16 @@ def unpack(snapshot: str, content: int, *, is_layer: bool) -> bool:
             _write(os.path.join(snapshot, _READY), json.dumps(_failed()).encode())
         return False
     return True
+
+
+def tidy(snapshot: str) -> None:
+    """Remove what an `unpack` has left that was killed. Precondition: none is under way."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(snapshot):
+            if name.startswith(_PARTIAL):
+                remove_tree(os.path.join(snapshot, name))
+            elif name.endswith(_NEW):
+                os.unlink(os.path.join(snapshot, name))
 
 
 def has_failed(snapshot: str) -> bool:
@@ -234,9 +246,14 @@ def _replace(source: str, target: str) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    with open(f"{path}.new", "wb") as file:
-        file.write(content)
-    os.rename(f"{path}.new", path)
+    try:
+        with open(f"{path}{_NEW}", "wb") as file:
+            file.write(content)
+        os.rename(f"{path}{_NEW}", path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{path}{_NEW}")
+        raise
 
 
 def _failed() -> list[str | int]:
