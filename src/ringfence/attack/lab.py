@@ -61,7 +61,7 @@ class Lab:
 
     def mount(self, target: str, source: str, access: str = READ_WRITE) -> Mount:
         """A mount of `source`, at `target` where that can be."""
-        free = {"protect": ()} if self.has_own_paths else {}
+        free: dict[str, Any] = {"protect": ()} if self.has_own_paths else {}
         return Mount(self.at(target, source), source, access, **free)
 
     def places(self, sandbox: Sandbox) -> dict[str, Any]:

@@ -86,7 +86,9 @@ class Tokens:
         user, shown = query.get("username", ""), query.get("signature", "")
         is_number = not until or (until.isdecimal() and len(until) < _MOST_DIGITS)
         # With a colon in the name, one for reading `a:write` would be one for writing `a`.
-        is_form = len(shown) == _SIGNATURE_CHARACTERS and len(path) <= _MOST_PATH and ":" not in user
+        is_form = (
+            len(shown) == _SIGNATURE_CHARACTERS and len(path) <= _MOST_PATH and ":" not in user
+        )
         begun = hashlib.sha256(f"{path[:_MOST_PATH]}:{operation}:{user[:_MOST_PATH]}:".encode())
 
         def is_signed(live: Live) -> bool:

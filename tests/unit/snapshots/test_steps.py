@@ -105,7 +105,7 @@ def in_child(work: Callable[[], None]) -> int:
             os._exit(2 if isinstance(exc, StorageFull) else 3)
         except OSError:
             os._exit(4)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a child of fork() must not return into pytest
             os._exit(5)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
