@@ -181,25 +181,6 @@ def no_attribute(owner: object, name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=None)
 
 
-def check_assignment(owner: object, name: str) -> None:
-    """Refuse `sandbox.network = ...`, which would change nothing.
-
-    Raises:
-        AttributeError: `name` is a parameter of `create`.
-    """
-    from .spec import SandboxSpec
-
-    if name not in SandboxSpec.__match_args__ or hasattr(type(owner), name):
-        return
-    how = f"give {name}= to create()"
-    if name == "network":
-        how += ", or call apply_network_policy(policy)"
-    elif name == "mounts":
-        how += ", or call mount(...)"
-    message = f"{name!r} of a {type(owner).__name__} cannot be assigned ({how})"
-    raise AttributeError(message, name=name, obj=None)
-
-
 def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Refuse keywords that `function` does not have, with what is meant by the first.
 
