@@ -577,7 +577,7 @@ ON_SERVER: list[tuple[str, str, str]] = [
     ("tree nope", "'nope'", "remove the argument"),
     ("template", "VERB", "build, list, remove, prune"),
     ("template build", "NAME", "template build NAME"),
-    ("template build ds", "no requirement", "pandas>=2"),
+    ("template build ds", "no step", "--pip PACKAGE"),
     ("template build ds pandas", "'pandas'", "--pip pandas"),
     ("template build Tools --pip six", "'Tools'", "a-z 0-9"),
     ("template build ds --pip -r", "'-r'", "pandas>=2"),
