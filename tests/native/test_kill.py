@@ -354,6 +354,23 @@ def test_what_runs_is_told_of_the_end(sandbox: Sandbox) -> None:
     assert 3 == over.wait(PATIENCE_S).exit_code
 
 
+def test_one_that_ended_by_itself_says_so(make: MakeSandbox) -> None:
+    """And not only that it is terminated, as if somebody had asked for it."""
+    sandbox, asked = make(), make()
+    asked.terminate()
+    inner: Any = sandbox._inner
+    pidfd = inner.borrow_pidfd()
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    assert until(lambda: sandbox.state is State.TERMINATED)
+
+    with pytest.raises(LifecycleError, match="is terminated, it ended unexpectedly"):
+        sandbox.exec(["true"])
+    with pytest.raises(LifecycleError, match="is terminated") as refused:
+        asked.exec(["true"])
+    assert "unexpectedly" not in str(refused.value), "the control"
+
+
 def test_kill_in_a_suspended_sandbox(sandbox: Sandbox) -> None:
     length = new_length()
     process = plant(sandbox, "a session of its own", length)

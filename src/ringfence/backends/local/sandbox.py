@@ -55,6 +55,7 @@ class LocalSandbox(Comparable):
 
     ended_on_request = _unwatched = has_whiteouts = False
     ended_because = ""
+    _how_it_ended = ""
     lower: tuple[str, ...] = ()
 
     backend: Named
@@ -214,8 +215,12 @@ class LocalSandbox(Comparable):
             )
         if self._state is State.TERMINATED:
             return SandboxLost("the sandbox was terminated during the operation")
-        why = ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
-        return SandboxLost(f"the sandbox ended unexpectedly{why}", hint="create a new sandbox")
+        return SandboxLost(
+            f"the sandbox ended unexpectedly{self._out_of_memory()}", hint="create a new sandbox"
+        )
+
+    def _out_of_memory(self) -> str:
+        return ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
 
     def _is_gone(self) -> bool:
         with self._fds_lock:
@@ -241,7 +246,8 @@ class LocalSandbox(Comparable):
             looks: Whether it has ended by itself; False where what is sent to it will tell.
         """
         if (self.state if looks else self._state) is State.TERMINATED:
-            raise LifecycleError(f"{verb}: the sandbox is terminated", hint="create a new one")
+            message = f"{verb}: the sandbox is terminated{self._how_it_ended}"
+            raise LifecycleError(message, hint="create a new one")
         if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
             raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
         self._state = check_transition(self._state, then)
@@ -296,6 +302,8 @@ class LocalSandbox(Comparable):
                 return
             was_suspended = self._state is State.SUSPENDED
             self.ended_on_request = not (self._unwatched or self._is_gone())
+            if not self.ended_on_request:
+                self._how_it_ended = f", it ended unexpectedly{self._out_of_memory()}"
             self._about_to_end()
             self._state = State.TERMINATED
             self._end(was_suspended)
