@@ -180,20 +180,3 @@ class SandboxSpec(Model):
             "limits": Limits.from_json,
             "mounts": jsonform.each(Mount.from_json),
         }
-
-
-def check_assignment(owner: object, name: str) -> None:
-    """Refuse `sandbox.network = ...`, which would change nothing.
-
-    Raises:
-        AttributeError: `name` is a parameter of `create`.
-    """
-    if name not in SandboxSpec.__match_args__ or hasattr(type(owner), name):
-        return
-    how = f"give {name}= to create()"
-    if name == "network":
-        how += ", or call apply_network_policy(policy)"
-    elif name == "mounts":
-        how += ", or call mount(...)"
-    message = f"{name!r} of a {type(owner).__name__} cannot be assigned ({how})"
-    raise AttributeError(message, name=name, obj=None)

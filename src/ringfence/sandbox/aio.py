@@ -388,7 +388,7 @@ class AsyncSandbox:
 
         def __setattr__(self, name: str, value: object) -> None:
             if name[0] != "_" and name not in self.__dict__:
-                from ..model.spec import check_assignment
+                from ..model.calls import check_assignment
 
                 check_assignment(self, name)
             object.__setattr__(self, name, value)
