@@ -96,7 +96,7 @@ def _meant(name: str) -> str:
 
 def tier_of(name: str) -> str:
     """The tier that is meant where only a backend is named."""
-    return _tiers_of(name)[0] if name in names() else "light"
+    return _tiers_of(name)[0] if name in NAMES or name in names() else "light"
 
 
 def _tiers_of(name: str) -> tuple[str, ...]:

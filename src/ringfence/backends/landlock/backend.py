@@ -28,6 +28,7 @@ from ..local.agents.inside import descendants
 from ..local.answers import Refused, answer
 from ..local.host import cgroups
 from ..local.host.facts import host
+from ..local.host.mountinfo import read_text
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.network import check_given_secrets
@@ -220,7 +221,7 @@ class LandlockBackend(CommandBackend):
                     f"the landlock backend did not start: {last_words(errors) or exc}"
                 ) from exc
             ours.settimeout(None)
-            agent = descendants(process.pid)[0]
+            agent = _child_of(process.pid)
             if layout.version:
                 limits.check(group, agent)
             mounts = [ResolvedMount(each.target, each.access, each.source) for each in spec.mounts]
@@ -264,6 +265,15 @@ class LandlockBackend(CommandBackend):
 def abi() -> int:
     """The Landlock ABI that is used: that of this kernel."""
     return host().landlock_abi
+
+
+def _child_of(pid: int) -> int:
+    """Source: proc(5), children, CONFIG_PROC_CHILDREN; without it all processes of the host are looked at."""
+    try:
+        found = read_text(f"/proc/{pid}/task/{pid}/children").split()
+    except OSError:
+        found = []
+    return int(found[0]) if found else descendants(pid)[0]
 
 
 def own_mounts_of(spec: SandboxSpec) -> list[ResolvedMount]:

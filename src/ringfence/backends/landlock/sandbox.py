@@ -7,10 +7,10 @@ import socket
 import time
 
 from ...errors import InvalidRequest, IoError, LifecycleError
-from ...guest.without_namespaces.landlocked import kill_members
+from ...guest.without_namespaces.landlocked import ENDED_ALL, kill_members
 from ...model.state import State
 from ...policy.trust import DIRECTORY
-from ..command.sandbox import CommandSandbox
+from ..command.sandbox import CommandSandbox, end
 from ..local.agents.fileinfo import absolute
 from ..local.agents.guest import GuestSandbox
 from ..local.agents.guest_files import GuestFiles
@@ -211,8 +211,9 @@ class LandlockSandbox(CommandSandbox):
                 pass
 
     def _let_go(self) -> None:
+        end(self._launcher)
         # If the guardian and the agent were killed at once, nobody was left to end the others.
-        while kill_members(self._tag_base):
+        while self._launcher.returncode != ENDED_ALL and kill_members(self._tag_base):
             time.sleep(_PAUSE_S)
         self._loopback.close()
         super()._let_go()

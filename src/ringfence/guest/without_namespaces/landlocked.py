@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
-import functools
 import os
 import select
 import time
@@ -59,6 +58,8 @@ _MAKE_CHAR = 1 << 6  # LANDLOCK_ACCESS_FS_MAKE_CHAR: a ruleset needs one; grante
 # LANDLOCK_ACCESS_FS_REFER: a ruleset that does not handle it refuses links and renames between directories.
 _REFER = 1 << 13
 _PAUSE_S = 0.001
+ENDED_ALL = 3
+"""Exit status of a guardian after which nothing of its sandbox runs."""
 
 
 def main() -> NoReturn:
@@ -81,7 +82,7 @@ def main() -> NoReturn:
         if agent == 0:
             os.close(held)
             asked.close()
-            users.new_terminal = functools.partial(_ask_terminal, asks)
+            users.new_terminal = lambda rows, columns: _ask_terminal(asks, rows, columns)
             _serve(control, settings, fds, watched)
         asks.close()
     except OSError as exc:
@@ -91,12 +92,16 @@ def main() -> NoReturn:
         os.close(fd)
     poll = select.poll()
     poll.register(control.fileno(), 0)  # POLLHUP is always told
-    poll.register(os.pidfd_open(agent), select.POLLIN)
+    agent_fd = os.pidfd_open(agent)
+    poll.register(agent_fd, select.POLLIN)
     poll.register(asked.fileno(), select.POLLIN)
     while [fd for fd, _events in poll.poll()] == [asked.fileno()] and _open_terminal(asked):
         pass
+    # Whatever it has started is ours then: mostly nothing is, and no process of the host is looked at.
+    signal.pidfd_send_signal(agent_fd, signal.SIGKILL)
+    os.waitpid(agent, 0)
     end_all(settings["tag_base"])
-    os._exit(0)
+    os._exit(ENDED_ALL)
 
 
 def _open_terminal(asked: wire.Socket) -> bool:
@@ -186,7 +191,7 @@ def _serve(
     asked = asking.Questions(
         *(asked_fd, changes, sockets, SharedMemory(asked_fd, shared)),
         *(Segments(asked_fd, settings["segments"], key), settings["scheduling"]),
-        functools.partial(_is_member, base=settings["tag_base"]),
+        lambda pid: _is_member(pid, settings["tag_base"]),
     )
     LandlockAgent(control, settings, watched, sockets, asked).run()
     os._exit(0)
@@ -260,12 +265,12 @@ def signal_members(found: Iterable[int], base: int, signum: int) -> None:
 def end_all(base: int) -> None:
     """Kill until this process has no child left. Precondition: it is the subreaper of them all."""
     while True:
-        kill_members(base)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
+        kill_members(base)
         time.sleep(_PAUSE_S)
 
 
@@ -367,14 +372,14 @@ class LandlockAgent(Agent):
     def _do_save(self, reply: wire.Socket, fds: list[int], places: list[tuple[str, str]]) -> None:
         """Write the trees at these paths, under these names, to the pipe that came along, as tar."""
         become = users.become_for_good(self.settings["uid"])
-        self._by_child(reply, fds, become, functools.partial(_pack, fds[0], places))
+        self._by_child(reply, fds, become, lambda: _pack(fds[0], places))
 
     def _do_load(
         self, reply: wire.Socket, fds: list[int], root: str, places: list[tuple[str, str]]
     ) -> None:
         """Unpack what `save` has written, below `root`."""
         become = users.become_for_good(self.settings["uid"])
-        self._by_child(reply, fds, become, functools.partial(_unpack, fds[0], root, places))
+        self._by_child(reply, fds, become, lambda: _unpack(fds[0], root, places))
 
     def _do_network(self, _reply: wire.Socket, _fds: list[int], way: Way | None) -> bytes:
         """Take another way out, after a change of the policy."""
@@ -398,8 +403,12 @@ def _unpack(content: int, root: str, places: list[tuple[str, str]]) -> None:
         member.uid, member.gid = os.getuid(), os.getgid()  # there is nobody else
         return True
 
-    place = functools.partial(_place, root, places)
-    trees.unpack(content, root, one_file_system=True, prepare=prepare, place=place)
+    trees.unpack(
+        *(content, root),
+        one_file_system=True,
+        prepare=prepare,
+        place=lambda name: _place(root, places, name),
+    )
 
 
 def _place(root: str, places: list[tuple[str, str]], name: str) -> str:

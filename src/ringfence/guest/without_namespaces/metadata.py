@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 
 from ...launcher.pid1 import connects
 from ...linux import on_behalf, seccomp
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _TIMES_BYTES = 32  # two struct timespec
 # A descriptor of the caller's own, by name: for us /proc/self would be another process.
-_OWN_DESCRIPTOR = re.compile(rb"/(?:proc/(?:thread-)?self|dev)/fd/(\d{1,9})")
+_OWN_DESCRIPTORS = (b"/proc/self/fd", b"/proc/thread-self/fd", b"/dev/fd")
 
 
 class Metadata:
@@ -80,9 +79,9 @@ class Metadata:
         if flags & ~(_AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         path = b"" if address is None else on_behalf.path(thread, address)
-        own = _OWN_DESCRIPTOR.fullmatch(path)
-        if own and not flags & _AT_SYMLINK_NOFOLLOW:
-            path, directory, address = b"", int(own[1]), None
+        own = _own_descriptor(path)
+        if own >= 0 and not flags & _AT_SYMLINK_NOFOLLOW:
+            path, directory, address = b"", own, None
         if path.startswith(b"/"):
             return _opened(connects.as_seen_here(thread, path), flags)
         if not path and address is not None and not flags & _AT_EMPTY_PATH:
@@ -108,6 +107,13 @@ class Metadata:
 def _opened(path: bytes, flags: int, base: int = looking.NO_DIRECTORY) -> int:
     link = os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0
     return os.open(path, os.O_PATH | os.O_CLOEXEC | link, dir_fd=base)
+
+
+def _own_descriptor(path: bytes) -> int:
+    """Return the descriptor of the caller's own that a path names; -1: it names none."""
+    directory, _, number = path.rpartition(b"/")
+    is_own = directory in _OWN_DESCRIPTORS and number.isdigit() and len(number) <= 9
+    return int(number) if is_own else -1
 
 
 def _descriptor(thread: int, number: int) -> int:
