@@ -60,3 +60,12 @@ def test_protected_repository(reader: Reader) -> None:
     told = _run([sys.executable, "examples/protected_repository.py"], reader)
 
     assert "main.c: int main() { return 0; }\nAGENTS.md: Be brief.\n" in told
+
+
+@pytest.mark.full
+def test_tree_search(reader: Reader) -> None:
+    """A short one; both ways find the same."""
+    lines = _run([sys.executable, "examples/tree_search.py", "20", "2"], reader).splitlines()
+
+    assert ["by_marks: 2", "by_snapshots: 2"] == [line.partition(" tests")[0] for line in lines]
+    assert all("after 20 nodes" in line and "the sandbox took" in line for line in lines)

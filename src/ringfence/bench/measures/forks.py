@@ -1,9 +1,13 @@
-"""forks: copy a live Python context into new sandboxes, beside os.fork() of a bare process of that size."""
+"""forks: copy a live Python context into new sandboxes, beside os.fork() of a bare process of that size.
+
+Also one node of a search, beside the same by a snapshot, and the merge of a branch.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from functools import partial
 
 from ...launcher import wire
@@ -40,7 +44,80 @@ while os.read(0, 1):
 """
 
 
+_BY_SNAPSHOT = "a sandbox restored from a snapshot"
+# Of an agent's: loading takes far longer than one edit and its tests.
+_LOAD = "import asyncio, json, unittest; table = {n: str(n) for n in range(100_000)}"
+_TRY = "open('code.py', 'a').write('1\\n'); exec(open('code.py').read())"
+_FILES, _CHANGED, _IN_DIRECTORY = 100_000, 1000, 1000
+
+
 def measure(settings: Settings) -> Iterator[Row]:
+    """Copies of a context, nodes of a search, and a merge."""
+    yield from _measure_copies(settings)
+    yield _measure_node(settings.slow_rounds)
+    yield _measure_merge()
+
+
+def _measure_node(rounds: int) -> Row:
+    with Sandbox.create() as source:
+        source.run_code(_LOAD)
+        saved = source.snapshot()
+        try:
+            with source.mark(processes="required") as mark:
+
+                def rewind() -> float:
+                    def node() -> None:
+                        source.rewind(mark)
+                        source.run_code(_TRY)
+
+                    return timed(node, _nothing)
+
+                def restore() -> float:
+                    made: list[Sandbox] = []
+
+                    def node() -> None:
+                        made.append(Sandbox.restore(saved.id))
+                        made[0].run_code(_LOAD)
+                        made[0].run_code(_TRY)
+
+                    return timed(node, partial(_end, made))
+
+                samples = take_turns({OURS: rewind, _BY_SNAPSHOT: restore}, rounds)
+        finally:
+            Sandbox.delete_snapshot(saved.id)
+    count, ours = len(samples.seconds[OURS]), samples.median_ms(OURS)
+    theirs = samples.median_ms(_BY_SNAPSHOT)
+    what = "node of a search: go back, edit a file, try it"
+    return Row("forks", what, "ms", ours, _BY_SNAPSHOT, theirs, samples=count)
+
+
+def _measure_merge() -> Row:
+    """Into a directory of the host that has the same files."""
+    fill = (
+        f"import os\nfor d in range({_FILES // _IN_DIRECTORY}):\n os.makedirs(f'tree/{{d}}')\n"
+        f" for n in range({_IN_DIRECTORY}): open(f'tree/{{d}}/{{n}}', 'w').write(f'{{d}} {{n}}\\n')"
+    )
+    change = (
+        f"for n in range({_CHANGED}): open(f'tree/{{n % {_FILES // _IN_DIRECTORY}}}/{{n}}', 'a')"
+        ".write('more\\n')"
+    )
+    with tempfile.TemporaryDirectory() as place, Sandbox.create() as source:
+        source.exec(["python3", "-c", fill])
+        source.files.download("tree", f"{place}/tree")
+        base = source.snapshot()
+        try:
+            with source.fork(processes="none")[0] as branch:
+                branch.exec(["python3", "-c", change])
+                took = timed(
+                    lambda: branch.merge(f"{place}/tree", base=base, path="tree"), _nothing
+                )
+        finally:
+            Sandbox.delete_snapshot(base.id)
+    what = f"merge of {_CHANGED} changed files of {_FILES}"
+    return Row("forks", what, "s", took, target=Target(VALUE, must=1.0, aim=0.2))
+
+
+def _measure_copies(settings: Settings) -> Iterator[Row]:
     """Milliseconds from the call to the first reply of the last fork; what is made is ended outside."""
     rounds = settings.slow_rounds
     with Sandbox.create() as source:

@@ -370,7 +370,8 @@ class AsyncRemoteSandbox:
             raise _no_marks()
         check_arguments(n, processes)
         known = self._contexts.running() if self._contexts is not None else []
-        defaults = [context.id for context, is_default in known if is_default]
+        used = [context.id for context, is_default in known if is_default]
+        defaults = dict.fromkeys((*used, *self._carried))  # of a fork also those not used yet
         body: dict[str, Any] = {"n": n, "processes": processes}
         if network is not None:
             body["network"] = parse_network(network).to_json()

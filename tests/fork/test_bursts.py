@@ -1,0 +1,102 @@
+"""Bursts of forks: limits hold in each, nothing of one is another's, and random numbers differ in all generations."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.client import Client
+from ringfence.linux import libc
+from tests.api.conftest import Daemon
+
+pytestmark = pytest.mark.skipif(
+    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
+)
+_BEGIN = """
+import os, random, secrets, ssl, tempfile, uuid
+try:
+    import numpy
+except ImportError:
+    numpy = None
+random.seed(7); random.random(); ssl.RAND_bytes(8); tempfile.mktemp()
+if numpy: numpy.random.seed(7); numpy.random.rand()
+"""
+_DRAW = (
+    "(random.random(), numpy.random.rand() if numpy else os.urandom(8).hex(), secrets.token_hex(),"
+    " str(uuid.uuid4()), ssl.RAND_bytes(8).hex(), tempfile.mktemp(), os.urandom(8).hex())"
+)
+
+
+def _drawn(sandbox: Any) -> tuple[Any, ...]:
+    found = sandbox.run_code(_DRAW)
+    assert found.error is None, found.error
+    row: tuple[Any, ...] = ast.literal_eval(found.text)
+    return row
+
+
+def _differ(rows: list[tuple[Any, ...]]) -> None:
+    """Nothing was drawn twice, by whatever drew it."""
+    assert [len(rows)] * 7 == [len(set(column)) for column in zip(*rows, strict=True)]
+
+
+def _generations(sandbox: Any, stack: ExitStack) -> list[Any]:
+    """It, two forks, two forks of one of these, and two of one of those."""
+    found = [sandbox]
+    for _ in range(3):
+        forks = found[-1].fork(2, processes="required")
+        found += [stack.enter_context(each) for each in forks]
+    return found
+
+
+def test_forks_of_forks_of_forks_draw_others() -> None:
+    with Sandbox.create() as sandbox, ExitStack() as stack:
+        sandbox.run_code(_BEGIN)
+        _differ([_drawn(each) for each in _generations(sandbox, stack)])
+
+
+def test_each_rewind_and_each_fork_of_a_mark_draws_others() -> None:
+    with Sandbox.create() as sandbox:
+        sandbox.run_code(_BEGIN)
+        with sandbox.mark(processes="required") as mark:
+            rows = [_drawn(sandbox)]
+            for _ in range(3):
+                sandbox.rewind(mark)
+                rows.append(_drawn(sandbox))
+            for each in sandbox.fork(2, at=mark):
+                with each:
+                    rows.append(_drawn(each))
+            _differ(rows)
+
+
+def test_forks_over_http_draw_others(daemon: Daemon) -> None:
+    with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
+        sandbox.run_code(_BEGIN)
+        with ExitStack() as stack:
+            _differ([_drawn(each) for each in _generations(sandbox, stack)])
+
+
+@pytest.mark.full
+def test_limits_hold_in_each_of_a_burst() -> None:
+    """Each copy has all of its own limits to use, and no more, while the others use theirs."""
+    limits = {"memory_bytes": 128 << 20, "pids": 24}
+    with Sandbox.create(limits=limits) as source, ExitStack() as stack:
+        source.run_code("import os, time; kept = bytearray(b'x' * (16 << 20))")
+        forks = [stack.enter_context(each) for each in source.fork(20, processes="required")]
+        crowd = (
+            "count = 0\nfor _ in range(40):\n try:\n  pid = os.fork()\n except OSError: break\n"
+            " if not pid:\n  time.sleep(1000)\n count += 1\ncount"
+        )
+        counts = [int(each.run_code(crowd).text or 0) for each in forks]
+        assert 0 < min(counts) <= max(counts) <= 24
+        assert "True" == source.run_code("os.waitpid(os.fork() or os._exit(0), 0)[1] == 0").text
+        for each in forks[:5]:
+            error = each.run_code("more = bytearray(b'x' * (256 << 20))").error
+            assert error is not None
+            assert error.name in ("MemoryError", "ContextEnded")
+        for each in forks[5:]:
+            assert str(16 << 20) == each.run_code("len(kept)").text
+        assert str(16 << 20) == source.run_code("len(kept)").text
