@@ -1,4 +1,4 @@
-"""Search for edits of a repository that pass its tests: mark, try, judge, rewind. Beside it, the same by snapshots.
+"""Search for edits of a repository that pass its tests: mark, try, judge, rewind; and by snapshots.
 
     python examples/tree_search.py [NODES] [DEPTH]
 

@@ -1,4 +1,4 @@
-"""Bursts of forks: limits hold in each, nothing of one is another's, and random numbers differ in all generations."""
+"""Bursts of forks: limits hold in each, and random numbers differ in all generations."""
 
 from __future__ import annotations
 
