@@ -25,7 +25,10 @@ _HOME_MOUNT = Mount(HOME, "", READ_WRITE, protect=())
 # Its sudo comes before the host's, which cannot work inside.
 _BUILT_IN_SPEC = SandboxSpec(
     mounts=(Mount("/workspace", "", READ_WRITE, protect=()),),
-    env={"PATH": "/opt/ringfence:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+    env={
+        "PATH": f"/opt/ringfence:{HOME}/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+        ":/sbin:/bin"
+    },
 )
 _BUILT_IN = ("base", "code-interpreter-v1")
 

@@ -72,7 +72,7 @@ def test_a_template_from_its_steps_to_its_sandboxes(context: Path) -> None:
 
     lines.clear()
     Template.build(_template(context), "my-app", on_build_logs=lambda e: lines.append(e.message))
-    assert 6 == lines.count("cached")
+    assert 7 == lines.count("cached")  # the working directory is one, too
     over = Template().from_template("my-app").run_cmd("cat /home/user/app/color > /home/user/over")
     Template.build(over, "my-over")
     with Sandbox.create("my-over", timeout=60) as box:
@@ -86,18 +86,24 @@ def test_what_fails_is_told_by_the_sdks_own_errors() -> None:
         return str(failed.value)
 
     assert "ringfence image pull debian:12" in failing(Template().from_image("debian:12"))
-    base = Template().from_base_image
-    assert "exit code 4: why" in failing(base().run_cmd("echo why; exit 4"))
-    assert "apt-get needs an image" in failing(base().apt_install("vim"))
+    failed = Template().from_base_image().run_cmd("echo why; exit 4")
+    assert "exit code 4: why" in failing(failed)
+    assert "apt-get needs an image" in failing(Template().from_base_image().apt_install("vim"))
 
 
 def test_asynchronously(context: Path) -> None:
     async def use() -> None:
         template = e2b.AsyncTemplate(file_context_path=str(context)).from_base_image()
-        template = template.copy("*.txt", "/home/user/all/").skip_cache().run_cmd("ls all")
+        template = (
+            template.copy("*.txt", "/home/user/all/")
+            .skip_cache()
+            .set_workdir("/home/user/new/place")
+        )
+        template = template.run_cmd("ls ~/all > listed")
         await e2b.AsyncTemplate.build(template, "by-async")
         box = await e2b.AsyncSandbox.create("by-async", timeout=60)
         assert "one\n" == await box.files.read("/home/user/all/one.txt")
+        assert "one.txt\n" == (await box.commands.run("cat listed")).stdout
         await box.kill()
 
     asyncio.run(use())

@@ -17,7 +17,7 @@ from ...model.acquire import AcquireOptions
 from ...model.base.checks import FrozenMap
 from ...model.client_session import SessionTimeouts
 from ...model.spec import SandboxSpec
-from ...model.template import TemplateRequest
+from ...model.template import TemplateRequest, TemplateStep
 from ...store.templates import BUILDING, FAILED, READY, LayerRecord
 from ..catalogue.records import spec_text
 from ..keys import digest
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...model.session import Snapshot
-    from ...model.template import TemplateStep
     from ...store.templates import BuildRecord, TemplateRecord
     from ..lease import Lease
     from .built import Built
@@ -124,9 +123,12 @@ class Build:
             self._note(step=number)
             self._check(ends)
             if step.kind in ("env", "workdir", "user"):
-                spec = _changed(spec, step)
-                key = digest([key, step.to_json()])
-                continue
+                before, spec = spec, _changed(spec, step)
+                if not step.workdir or not steps.is_hidden(spec, step.workdir):
+                    key = digest([key, step.to_json()])
+                    continue
+                # Below a mount it is not made when a sandbox starts.
+                spec, step = before, TemplateStep(run=("mkdir", "-p", step.workdir))
             key = digest([key, step.to_json(), spec.network.to_json(), self._templates.index_url])
             with self._manager.keys.turn(self._client, key):
                 layer = None if request.fresh else self._known(key)
@@ -135,6 +137,7 @@ class Build:
                     layer = self._layer(step, key, spec, request.backend, log, ends, cached)
                 else:
                     log.say("cached")
+            spec = steps.environment(step, _changed(spec, request.steps[number - 1]))
             is_clean = False
             self.layers.append(layer.snapshot)
             size += layer.size_bytes
@@ -265,4 +268,4 @@ def _changed(spec: SandboxSpec, step: TemplateStep) -> SandboxSpec:
         return replace(spec, env=FrozenMap({**spec.env, **step.env}))
     if step.workdir:
         return replace(spec, workdir=step.workdir)
-    return replace(spec, user=step.user)
+    return replace(spec, user=step.user) if step.kind == "user" else spec

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from urllib.parse import urlsplit
 
+from ...backends.local.mounts import template
 from ...errors import ExecError, InvalidRequest
 from ...model.mount import Mount
 from ...model.net.network import NetworkPolicy
@@ -74,9 +75,23 @@ def spec_of(step: TemplateStep, spec: SandboxSpec, index: str, cache: str) -> Sa
         # Where a sandbox starts is made, and its user's, even directly below the root.
         target = os.path.join(spec.workdir or "/tmp", step.to)
         place = target.rstrip("/") if step.to.endswith("/") else os.path.dirname(target)
-        place = "" if step.to.startswith("/") is False and not spec.workdir else place
-        return replace(spec, network=NetworkPolicy(), workdir=place or spec.workdir)
+        if is_hidden(spec, place) or not (step.to.startswith("/") or spec.workdir):
+            place = spec.workdir or ""  # the script makes it
+        return replace(spec, network=NetworkPolicy(), workdir=place or None)
     return replace(spec, network=network)
+
+
+def is_hidden(spec: SandboxSpec, place: str) -> bool:
+    """Return whether a mount lies over a place, so that it cannot be made before a sandbox starts."""
+    return any(f"{place}/".startswith(f"{each.target}/") for each in spec.mounts)
+
+
+def environment(step: TemplateStep, spec: SandboxSpec) -> SandboxSpec:
+    """The spec with the scripts of installed packages on PATH."""
+    if not step.pip_install or spec.image is not None or "PATH" in spec.env:
+        return spec
+    home = spec.env.get("HOME", template.HOME)
+    return replace(spec, env={**spec.env, "PATH": f"{home}/.local/bin:{template.PATH}"})
 
 
 def index_policy(url: str) -> NetworkPolicy:
