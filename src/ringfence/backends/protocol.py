@@ -467,7 +467,8 @@ class BackendFiles(Protocol):
         """Send a helper inside, locked down as the sandbox's user, to do one thing at `path`.
 
         Args:
-            what: `in` unpacks a tar stream below `path`, `out` packs one; `find`, `search`, `replace`
+            what: `in` unpacks a tar stream below `path`, `out` packs one, with any
+                options for our own reader; `find`, `search`, `replace`
                 and `watch` answer with JSON lines, to `options` in JSON: see `launcher.helpers.finding` and
                 `launcher.helpers.watching`.
 

@@ -228,7 +228,7 @@ def _upload_tree(
 
     def produce() -> None:
         try:
-            pack(writing, local, one_file_system=False, progress=progress)
+            pack(writing, local, one_file_system=False, progress=progress, is_ours=True)
         except BrokenPipeError:
             pass  # the server's own error says why it stopped reading
         except OSError as exc:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def pack(stream: int, path: str) -> None:
-    """Write the tree at `path` to `stream`, as tar."""
-    trees.pack(stream, path, one_file_system=False)
+def pack(stream: int, path: str, options: str = "") -> None:
+    """Write the tree at `path` to `stream`, as tar; with any options for our own reader."""
+    trees.pack(stream, path, one_file_system=False, is_ours=bool(options))
 
 
 def unpack(stream: int, path: str) -> None:

@@ -185,6 +185,10 @@ def _task(what: str, options: str) -> Callable[..., None]:
 
         packs = partial(layers.pack, passes_over=True)
         return packs if what == "layer out" else layers.unpack
+    if what == "out" and options:
+        from functools import partial
+
+        return partial(trees.pack, is_ours=True)
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known

@@ -93,6 +93,24 @@ def test_what_we_write_the_standard_library_reads(
     assert expected == read(stream)
 
 
+@given(st.integers(0, 2**33), st.integers(0, 999_999_999))
+def test_ours_have_times_to_the_nanosecond_and_no_further_header(whole: int, ns: int) -> None:
+    member = tarfile.TarInfo("name")
+    member.mtime = whole + ns / 1e9
+    fd = os.memfd_create("stream")
+    try:
+        with tars.Writer(fd, is_ours=True) as tar:
+            tar.add(member)
+        stream = os.pread(fd, tar.offset, 0)
+    finally:
+        os.close(fd)
+    ((_name, _type, _mode, _uid, _gid, mtime, *_rest),) = read(stream)
+    assert abs(mtime - member.mtime) < 2e-9 + member.mtime * 2**-52
+    with tarfile.open(fileobj=io.BytesIO(stream)) as again:
+        assert [int(member.mtime)] == [each.mtime for each in again]
+    assert 3 * 512 == len(stream)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 @given(members=st.lists(members(), min_size=1, max_size=3))
 def test_what_the_standard_library_writes_we_read(

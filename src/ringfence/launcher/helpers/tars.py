@@ -28,6 +28,7 @@ _END = bytes(2 * _BLOCK)
 LARGEST_HEADER = 1 << 16  # two paths as long as Linux allows, in any encoding
 _MOST_KNOWN = 64
 _ENDS = bytes(5)
+_POINT = ord(".")
 _MOST_IN_A_ROW = 16  # extended headers before one member; two are the rule
 _MOST_ID, _MOST_SIZE, _MOST_TIME = 8**7, 8**11, 1 << 62
 _GNU_LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
@@ -39,17 +40,20 @@ _NUMBERS = {"size": int, "uid": int, "gid": int, "mtime": float}
 class Writer:
     """Writes members to a descriptor. As a context manager: left without an error, the stream is ended.
 
+    Args:
+        is_ours: `Reader` reads it: fractions of a second need no extended header, which doubles the headers.
+
     Attributes:
         offset: Bytes written so far.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._waiting, self._size = fd, [b""], 0
+    def __init__(self, fd: int, *, is_ours: bool = False) -> None:
+        self._fd, self._waiting, self._size, self._is_ours = fd, [b""], 0, is_ours
         self.offset = 0
 
     def add(self, member: TarInfo, fd: int = -1) -> None:
         """Write a member; its content is read from `fd`: always `size` bytes, cut or filled with zeros."""
-        head = _header(member)
+        head = _header(member, is_ours=self._is_ours)
         left = member.size if fd >= 0 else 0
         padding = -left % _BLOCK
         if 0 < left <= _PIECE:
@@ -88,7 +92,7 @@ class Writer:
             self._flush()
 
 
-def _header(member: TarInfo) -> bytes:
+def _header(member: TarInfo, *, is_ours: bool = False) -> bytes:
     name = member.name + "/" if member.type == tarfile.DIRTYPE else member.name
     link, mtime = member.linkname, member.mtime
     whole = int(mtime)
@@ -102,14 +106,17 @@ def _header(member: TarInfo) -> bytes:
         or member.devminor
     ):
         return member.tobuf(tarfile.PAX_FORMAT, tarfile.ENCODING, "surrogateescape")
+    # Other readers than ours know fractions by an extended header only.
+    fraction = min(round((mtime - whole) * 1e9), 999_999_999) if is_ours else 0
     head = _ustar(
         name.encode(),
         b"%07o\0%07o\0%07o\0%011o\0%011o\0"
         % (member.mode & 0o7777, member.uid, member.gid, member.size, whole),
         member.type,
         link.encode(),
+        _FRACTION % fraction if fraction else b"",
     )
-    if mtime == whole:
+    if is_ours or mtime == whole:
         return head
     text = b" mtime=%s\n" % repr(mtime).encode()
     record = b"%d%s" % (len(text) + 2, text)  # two digits: a time has some twenty
@@ -122,19 +129,21 @@ def _extended(size: int) -> bytes:
     return _ustar(b"././@PaxHeader", numbers, tarfile.XHDTYPE, b"")
 
 
-_AFTER_LINK = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)
+_AFTER_LINK = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(155)
 _SUM = sum(_AFTER_LINK) + 8 * ord(" ")
+_FRACTION = b".%09d"  # of a second, in the last 12 bytes of a header, which ustar leaves unused
 
 
-def _ustar(name: bytes, numbers: bytes, kind: bytes, link: bytes) -> bytes:
-    total = _SUM + sum(name) + sum(numbers) + kind[0] + sum(link)
-    return b"%s%s%06o\0 %s%s%s" % (
+def _ustar(name: bytes, numbers: bytes, kind: bytes, link: bytes, rest: bytes = b"") -> bytes:
+    total = _SUM + sum(name) + sum(numbers) + kind[0] + sum(link) + sum(rest)
+    return b"%s%s%06o\0 %s%s%s%s" % (
         name.ljust(100, b"\0"),
         numbers,
         total,
         kind,
         link.ljust(100, b"\0"),
         _AFTER_LINK,
+        rest.ljust(12, b"\0"),
     )
 
 
@@ -296,8 +305,11 @@ def _parsed(block: bytes) -> TarInfo:
         member.linkname = _text(block[157:257])
     if member.type == tarfile.AREGTYPE and member.name.endswith("/"):
         member.type = tarfile.DIRTYPE  # of a tar before 1988
-    if block[345] and block[257:263] == b"ustar\0":  # GNU has other things there
-        member.name = f"{_text(block[345:500])}/{member.name}"
+    if block[257:263] == b"ustar\0":  # GNU has other things there
+        if block[345]:
+            member.name = f"{_text(block[345:500])}/{member.name}"
+        if block[500] == _POINT and block[501:510].isdigit():
+            member.mtime += int(block[501:510]) / 1e9
     return member
 
 

@@ -34,14 +34,17 @@ _MOST_FRAMES = 8_000  # of Python's, one for each level of a tree
 _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read and sent as a zero
 
 
-def pack(stream: int, path: str, *, one_file_system: bool, progress: Any = None) -> None:
+def pack(
+    stream: int, path: str, *, one_file_system: bool, progress: Any = None, is_ours: bool = False
+) -> None:
     """Write the tree at `path` to descriptor `stream`, which stays open.
 
     Args:
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
+        is_ours: See `tars.Writer`.
     """
     device = os.lstat(path).st_dev
-    with tars.Writer(stream) as tar:
+    with tars.Writer(stream, is_ours=is_ours) as tar:
         pack_whole(Packer(tar, device if one_file_system else -1, progress), path)
 
 

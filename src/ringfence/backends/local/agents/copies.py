@@ -33,7 +33,7 @@ def upload(files: LocalFiles, local: str, remote: str, progress: Progress | None
     helper = files.start_helper("in", remote)
     problem: BaseException | None = None
     try:
-        pack(helper.stream, local, one_file_system=False, progress=progress)
+        pack(helper.stream, local, one_file_system=False, progress=progress, is_ours=True)
     except BrokenPipeError:
         pass  # the helper's own error says why it stopped reading
     except BaseException as exc:  # noqa: BLE001
@@ -62,7 +62,7 @@ def download(
         ):
             shutil.copyfileobj(source, target, 1 << 20)
         return
-    helper = files.start_helper("out", remote)
+    helper = files.start_helper("out", remote, "ours")
     try:
         unpack.unpack(helper.stream, local, progress, overwrite=overwrite)
     except BaseException as exc:
