@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 from ...sandbox import Sandbox
 from ..peers import gather
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 WHAT = "exec of /bin/true in a live sandbox"
 CELL = "a cell x + 1 in a live context"
-BARE = "subprocess.run"
+FIRST = "create, context and its first cell"
+BARE, PYTHON = "subprocess.run", "python3 -c pass"
 _FASTER = Target(must=1.0, aim=0.1)
 _TARGETS = {BARE: Target(must=2.0, aim=1.3)} | dict.fromkeys(gather.LIVE, _FASTER)
 _CELL = {"": Target(by=VALUE, must=1.5, aim=0.5)}
@@ -37,6 +39,8 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
         with sandbox.context() as context:
             samples = take_turns({OURS: cell_in(context)}, settings.rounds * 2, warm_up=5)
             yield from rows(CELL, "exec", samples, [""], _CELL)
+        samples = take_turns({OURS: first_cell, PYTHON: bare_python}, settings.slow_rounds)
+        yield from rows(FIRST, "exec", samples, [PYTHON], {PYTHON: Target(must=2.0, aim=1.2)})
         if settings.peers:
             for group in _GROUPS:
                 yield from _beside(group, ours, settings)
@@ -73,6 +77,16 @@ def cell_in(context: Context) -> Callable[[], None]:
             raise AssertionError(f"x + 1 failed in the context: {result}")
 
     return run
+
+
+def first_cell() -> None:
+    with Sandbox.create() as sandbox:
+        if (result := sandbox.run_code("1 + 1")).text != "2":
+            raise AssertionError(f"1 + 1 failed in a new context: {result}")
+
+
+def bare_python() -> None:
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
 
 
 def bare_true() -> None:
