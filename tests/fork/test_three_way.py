@@ -459,6 +459,8 @@ def test_modes_are_merged_beside_contents(
         assert expected == (b"".join(write_of.pieces()), write_of.entry[2])
         assert ("/a", len(expected[0])) == (path, write_of.entry[1])
         assert write_of.before == mine.entries["/a"]
+        digests = {each.entries["/a"][3] for each in (mine, new)}
+        assert write_of.entry[3] in (digests if write_of.source else {b""})
         assert ("a", "changed", "file") == (change.path, change.change, change.kind)
 
 

@@ -266,3 +266,14 @@ def test_descriptors_in_flight_keep_no_request_from_another_sandbox() -> None:
         [sys.executable, "-c", _BESIDE], capture_output=True, text=True, timeout=120, check=False
     )
     assert answer.stdout == "held\n", answer.stderr
+
+
+@pytest.mark.parametrize("backend", ["native", "bubblewrap", "landlock"])
+def test_programs_are_killed_before_their_agent(make: MakeSandbox, backend: str) -> None:
+    """At the memory limit the kernel looks at resident memory: files of memfd_create(2) are nobody's."""
+    if backend == "bubblewrap":
+        require("bwrap")
+    sandbox = make(backend=backend, allow_degraded=["*"])
+    sandbox.start(["sleep", "1000"])
+
+    assert 500 <= int(sandbox.exec(["cat", "/proc/self/oom_score_adj"]).stdout)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
+_PREFERRED, _MOST_SCORE = 500, 1000  # include/uapi/linux/oom.h
 LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
 
 
@@ -57,6 +58,7 @@ class Execs:
         self.last_number = 0
         self._by_pid: dict[int, Exec] = {}
         self._left: set[int] = set()  # numbers of ended ones that may have left processes behind
+        self.oom_score = OomScore()
         self.unseen_s = 0.0  # for how long they have run since the watchdog looked
 
     def numbers(self) -> list[int]:
@@ -97,7 +99,8 @@ class Execs:
                 with users.As(uid):
                     run.relay = relays.Relay(streams)
                 streams = run.relay.inner
-            starting.start(run, self.groups, streams, argv, env, cwd, terminal)
+            with self.oom_score:
+                starting.start(run, self.groups, streams, argv, env, cwd, terminal)
         except OSError as exc:
             _tell(run, wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=run.stage))
             self.groups.remove(number)
@@ -210,6 +213,35 @@ class Execs:
         if stopped:
             send(-1, signal.SIGCONT)
         return bool(seen)
+
+
+class OomScore:
+    """Has the kernel kill programs before the agent, whose memory limit is the same: it decides by resident
+    memory, and files of memfd_create(2) are nobody's. Opened before the agent confines itself.
+    """
+
+    def __init__(self) -> None:
+        self._fd, self._own = -1, 0
+        try:
+            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self._own = int(os.read(self._fd, 16))
+        except OSError:  # no /proc, or not ours: as before
+            pass
+
+    def __enter__(self) -> None:
+        """Let what is started now be killed first."""
+        self._write(min(_MOST_SCORE, self._own + _PREFERRED))
+
+    def __exit__(self, *_exc: object) -> None:
+        """Go back, which the kernel allows as far as the lowest score before."""
+        self._write(self._own)
+
+    def _write(self, score: int) -> None:
+        if self._fd >= 0:
+            try:
+                os.write(self._fd, b"%d" % score)
+            except OSError:
+                pass
 
 
 def send(pid: int, signum: int) -> bool:

@@ -158,3 +158,19 @@ def test_a_lost_database_is_told(state: Path, caplog: pytest.LogCaptureFixture) 
         (state / FILE).unlink()
         Store(str(state)).close()
     assert "keys, records and owners of snapshots are lost" in caplog.text
+
+
+def test_a_backup_that_could_not_be_restored_is_told(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup.save(str(state), str(tmp_path / "b"), "1")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(IoError, match="the backup was not restored: .*No space left"):
+            backup.restore(str(tmp_path / "b"), str(tmp_path / "new"))
+
+    Store(str(tmp_path / "new")).close()  # nobody has its lock

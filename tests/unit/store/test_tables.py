@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.features import require
 from tests.native.callers import Caller
 
 from ringfence.errors import SnapshotCorrupt, StateInUse
-from ringfence.store import backup
+from ringfence.store import backup, database
 from ringfence.store.execs import ExecRecord
 from ringfence.store.executions import ExecutionRecord
 from ringfence.store.records import (
@@ -283,3 +284,11 @@ def test_a_disk_without_inodes_is_full() -> None:
 
     assert files > 0
     assert ("storage_full", "") == (full, after)
+
+
+def test_a_file_that_cannot_be_opened_is_no_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError) as refused:
+        sqlite3.connect(f"{tmp_path}/none/file")
+
+    assert sqlite3.SQLITE_CANTOPEN == refused.value.sqlite_errorcode & 0xFF
+    assert not database._is_full(refused.value, f"{tmp_path}/file")

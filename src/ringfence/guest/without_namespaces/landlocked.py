@@ -19,6 +19,7 @@ from ...launcher.pid1 import processes, terminals
 from ...linux import landlock, libc, privileges, seccomp
 from .. import users
 from ..agent import Agent
+from ..execs import OomScore
 from ..tags import Tags, tag_of
 from ..watchdog import Watchdog
 from . import asking, metadata
@@ -170,6 +171,9 @@ def _serve(
         privileges.set_name(b"ringfence-init")
         libc.prlimit64(0, processes.RLIMIT_RTTIME, settings["tag_base"], settings["tag_base"])
         lockdown.apply_rlimits(settings["rlimits"])
+        privileges.set_dumpable(True)  # else /proc/self is root's; no program runs yet
+        oom_score = OomScore()
+        privileges.set_dumpable(False)
         _restrict(settings, fds)
         judged, key = settings["judged"], settings["tag_key"]
         network, shared = settings["network"], settings["shared"]
@@ -193,7 +197,9 @@ def _serve(
         *(Segments(asked_fd, settings["segments"], key), settings["scheduling"]),
         lambda pid: _is_member(pid, settings["tag_base"]),
     )
-    LandlockAgent(control, settings, watched, sockets, asked).run()
+    agent = LandlockAgent(control, settings, watched, sockets, asked)
+    agent.execs.oom_score = oom_score
+    agent.run()
     os._exit(0)
 
 
