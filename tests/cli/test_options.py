@@ -32,7 +32,7 @@ TABLE = Command(
         (["--name=a"], {"name": "a"}, []),
         (["--name="], {"name": ""}, []),
         (["--name", "-a"], {"name": "-a"}, []),
-        (["--name", "a", "--name", "b"], {"name": "b"}, []),
+        (["--name", "a", "--name", "a"], {"name": "a"}, []),
         (["--many", "a", "--many=b"], {"many": ["a", "b"]}, []),
         (["-s", "x", "--switch"], {"switch": True}, ["x", "--switch"]),
         (["--", "--switch"], {}, ["--switch"]),

@@ -13,7 +13,9 @@ from .sandbox import Sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
+
+    from .sandbox import CreateParts
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def map_sandboxes(
     progress: Callable[[Progress], None] | None = None,
     results: str = "list",
     on_error: str = "raise",
-    sandbox: Mapping[str, Any] | None = None,
+    sandbox: CreateParts | None = None,
     num_cpus: float = 1.0,
 ) -> Any:
     """Call `fn(sandbox, item)` for each item, in Ray tasks, each with a new sandbox.

@@ -20,7 +20,19 @@ from . import calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Unpack
+
+    from ..backends.protocol import Backend
+    from ..client import Client
+    from ..model.parts import SandboxParts
+    from ..model.spec import SandboxSpec
+
+    class CreateParts(SandboxParts, total=False):
+        """What `ringfence.Sandbox.create` takes by name."""
+
+        backend: Backend | str | None
+        server: str | Client | None
+
 
 NAMESPACE = "ringfence"
 _PREFIX = "sandboxes-of-"
@@ -41,7 +53,13 @@ class Sandbox(LocalSandbox):
     _task = ""
 
     @classmethod
-    def create(cls, spec: Any = None, *, detached: bool = False, **options: Any) -> Any:
+    def create(
+        cls,
+        spec: SandboxSpec | None = None,
+        *,
+        detached: bool = False,
+        **options: Unpack[CreateParts],
+    ) -> Any:
         """Make a sandbox on this node, locked down and ready.
 
         Args:

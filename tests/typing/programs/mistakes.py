@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import ringfence
-from ringfence import AsyncSandbox, Client, ExecResult, Limits, Sandbox
+from ringfence import (
+    AsyncClient,
+    AsyncSandbox,
+    BashConfig,
+    Client,
+    ExecResult,
+    Limits,
+    ManagerConfig,
+    PoolConfig,
+    Sandbox,
+    SandboxSpec,
+)
+from ringfence.e2b.settings import E2BSettings
+from ringfence.ray import Sandbox as RaySandbox
+from ringfence.ray import map_sandboxes
 
 print(ringfence.Sandbx)  # error
 Sandbox.create(imgae="alpine")  # error
@@ -14,6 +28,14 @@ Sandbox.create(network=True)  # error
 Sandbox()  # error
 Client().create(imgae="alpine")  # error
 Limits(memory="256m")  # error
+SandboxSpec(imgae="alpine")  # error
+BashConfig(imgae="alpine")  # error
+PoolConfig(profiles={"a": SandboxSpec(imgae="alpine")})  # error
+PoolConfig(min=3)  # error
+ManagerConfig(max=3)  # error
+RaySandbox.create(imgae="alpine")  # error
+map_sandboxes(print, [1], sandbox={"imgae": "alpine"})  # error
+E2BSettings(templates={"a": SandboxSpec(imgae="alpine")})  # error
 
 
 def wrong(box: Sandbox, result: ExecResult) -> None:
@@ -27,6 +49,8 @@ def wrong(box: Sandbox, result: ExecResult) -> None:
 
 
 async def wrong_too(box: AsyncSandbox) -> None:
+    await AsyncSandbox.create(imgae="alpine")  # error
+    await AsyncClient().create(imgae="alpine")  # error
     await box.exec(["true"], timeout=3)  # error
     await box.start(["true"], background=True)  # error
     await box.files.read()  # error
