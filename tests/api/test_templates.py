@@ -8,9 +8,12 @@ import json
 import os
 import signal
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Daemon, StartDaemon
+from tests.images.test_host_templates import wheel
 
 pytestmark = pytest.mark.anyone
 
@@ -382,3 +386,75 @@ def test_a_build_goes_on_after_the_daemon_was_killed(
         assert 2 == len(client.get("/v1/snapshots").json()["items"])
         client.delete("/v1/templates/cut")
         assert [] == client.get("/v1/snapshots").json()["items"]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
+    """A package index: its URL, the directory of its wheels, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    (tmp_path / "simple" / "one").mkdir(parents=True)
+    handler = partial(Handler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple", tmp_path / "simple" / "one", asked
+        server.shutdown()
+
+
+def test_packages_of_one_owner_are_not_those_of_another(
+    daemon: Daemon, index: tuple[str, Path, list[str]]
+) -> None:
+    url, place, asked = index
+    step = {"pip_install": ["one"], "index_url": url}
+    with daemon.client() as admin:
+        wheel(place, "one", "1", "value = 'first'\ndef main(): print('script', value)\n")
+        look = {"run": "ls -A /mnt/pip-cache; touch /mnt/pip-cache/x"}
+        made = build(admin, "first", step, look)
+        assert "failed" == made["status"]
+        assert "/mnt/pip-cache" in made["error"]
+        build(admin, "first", step)
+        run_it = "python3 -c 'import one; print(one.value)'; one"
+        assert "first\nscript first\n" == run(admin, "first", run_it)
+        cell = admin.post("/v1/sandboxes", json={"template": "first"}).json()["id"]
+        context = admin.post(f"/v1/sandboxes/{cell}/contexts", json={}).json()["id"]
+        code = {"code": "import one; print(one.value)"}
+        found = admin.post(f"/v1/sandboxes/{cell}/contexts/{context}/cells", json=code)
+        assert "first" in found.text
+        admin.delete(f"/v1/sandboxes/{cell}")
+
+        # Another wheel of the same name: what was built stays, whatever is built anew has it.
+        wheel(place, "one", "1", "value = 'second'\ndef main(): print('script', value)\n")
+        before = len(asked)
+        build(admin, "again", step)
+        assert before == len(asked)
+        assert "first\n" == run(admin, "again", "python3 -c 'import one; print(one.value)'")
+        key = admin.post("/v1/keys", json={"owner": "eve", "scope": "admin"}).json()["key"]
+        with httpx.Client(base_url=daemon.tcp, headers={"x-api-key": key}, timeout=60) as eve:
+            build(eve, "eves", step)
+            assert "second\n" == run(eve, "eves", "python3 -c 'import one; print(one.value)'")
+            eve.delete("/v1/templates/eves")
+        caches = [*(daemon.state_dir / "templates" / "pip").iterdir()]
+        assert 2 == len(caches)
+        assert not [each for each in caches[0].rglob("*") if each.is_symlink()]
+        for name in ("first", "again"):
+            admin.delete(f"/v1/templates/{name}")
+
+
+def test_a_second_sandbox_takes_no_room_for_the_files(ann: httpx.Client) -> None:
+    build(ann, "large", {"run": "head -c 8000000 /dev/urandom > ~/file"})
+    used = "stat -c %s ~/file; df --output=used -k ~ | tail -1"
+    for _ in range(2):
+        size, kib = run(ann, "large", used).split()
+        assert "8000000" == size
+        assert int(kib) < 2000
+    copied = run(ann, "large", f"cp ~/file ~/copy; {used}").split()
+    assert int(copied[1]) > 7000  # the control
+    ann.delete("/v1/templates/large")
