@@ -18,6 +18,7 @@ from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.mounts import disks
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, SandboxLost, StorageFull, Unsupported
+from ringfence.testing.lab import Lab
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import until
 
@@ -274,6 +275,42 @@ def test_nothing_is_left_when_everybody_is_killed(kind: str, place: Path) -> Non
     if kind == "directory":
         journal.sweep()
         assert [] == glob.glob(f"{place}/.ringfence-*/disk.*")
+
+
+LEFT = """
+import os, sys
+from ringfence import Limits, SandboxSpec
+from ringfence.backends.local.mounts import disks
+from ringfence.backends.native.backend import NativeBackend
+from ringfence.testing.lab import Lab
+if sys.argv[1] == "directory":
+    disks._mke2fs = lambda: ""
+backend = NativeBackend(state_dir=sys.argv[2], restart_dir=sys.argv[3], outlive_s=60.0)
+sandbox = backend.provision(SandboxSpec(disk_root=True, limits=Limits(disk_bytes=32 << 20)))
+Lab(sandbox, 60.0).sh("echo kept > f")
+print(sandbox.id, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_it_outlives_the_process_that_made_it_and_goes_with_its_end(kind: str, place: Path) -> None:
+    state, restart = f"{place}/state", f"{place}/restart"
+    os.mkdir(restart, 0o700)
+    code = [sys.executable, "-c", LEFT, kind, state, restart]
+    made = subprocess.run(code, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    backend = NativeBackend(state_dir=state, restart_dir=restart, outlive_s=60.0)
+    try:
+        sandbox = backend.adopt(made)
+        assert sandbox is not None
+        lab = Lab(sandbox, 60.0)
+        assert "kept\n" == lab.sh("cat f").text
+        if kind == "directory":
+            with pytest.raises(SandboxLost):  # it is sampled again
+                lab.sh("for i in 1 2 3; do head -c 20m /dev/zero > $i; done; sleep 60")
+        sandbox.terminate()
+        assert [] == glob.glob(f"{place}/.ringfence-*/disk.*")
+    finally:
+        backend.close()
 
 
 def descendants(pid: int) -> set[int]:
