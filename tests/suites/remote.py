@@ -46,11 +46,20 @@ def serving_e2b(templates: dict[str, Any] | None = None) -> Iterator[None]:
                     os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
+CLUSTER = os.environ.get("RINGFENCE_TEST_CLUSTER", "")
+"""Address of a Ray cluster: the server is a gateway then, to nodes of its own on that cluster."""
+
+
 def _serving(command: list[str]) -> Iterator[list[str]]:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    name = ["--cluster-name", f"suite-{os.getpid()}"]
+    more = ["--cluster", CLUSTER, *name] if CLUSTER else []
+    with subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             yield json.loads(server.stdout.readline())["listening"]
         finally:
             server.terminate()
             server.wait(30)
+            if CLUSTER:
+                down = ["ringfence", "cluster", "down", "--address", CLUSTER, *name]
+                subprocess.run(down, check=True, stdout=subprocess.DEVNULL)

@@ -7,20 +7,12 @@ What comes through goes to the node that its ids name, to one that `placement` c
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
-from ..api.access.caller import USER
 from ..api.service import Service
-from ..errors import (
-    LifecycleError,
-    RingfenceError,
-    ServerUnreachable,
-)
+from ..errors import LifecycleError, RingfenceError
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base.ids import node_of
@@ -30,7 +22,8 @@ from ..model.execution.execution import ExecutionRequest
 from ..model.spec import SandboxSpec
 from .nodes import KEYS_S
 from .placement import Need
-from .proxy import Proxy, note_made, returned
+from .placing import AGAIN_S, WAIT_S, Placer, Placing, Turns, id_name, key_name, read_whole
+from .proxy import Inbound, Proxy
 from .scatter import MERGED, Scatter
 from .upstream import NotSent
 
@@ -45,14 +38,8 @@ if TYPE_CHECKING:
     from .directory import Directory
     from .nodes import Known, Nodes
 
-_TRIES = 3
-_WAIT_S = 10.0
-"""For a node whose daemon is being started again."""
-_AGAIN_S = 0.1
 _MIB = 1 << 20
 _OWN = ("/v1/keys", "/v1/openapi.json")
-_FULL = (422, 503)
-"""Answers to a create that another node may answer otherwise: no backend, no room."""
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -61,31 +48,79 @@ logger = logging.getLogger("ringfence.cluster")
 class GatewayService(Service):
     """State of the API's own routes at a gateway: those of keys and tokens."""
 
-    gateway: Gateway
+    behind: Behind
 
     async def need(self, any_id: str, caller: Caller) -> Any:
         """See `Service.need`; only what the route of tokens asks of it."""
-        sandbox_id, client_id = await self.gateway.owner_of(any_id, caller)
+        sandbox_id, client_id = await self.behind.owner_of(any_id, caller)
         return SimpleNamespace(sandbox_id=sandbox_id, client_id=client_id)
+
+
+class Behind:
+    """What is behind a gateway: the nodes, by id, by choice, and all of them."""
+
+    def __init__(
+        self, service: GatewayService, directory: Directory, nodes: Nodes, proxy: Proxy
+    ) -> None:
+        self.service, self.directory = service, directory
+        self.nodes, self.proxy = nodes, proxy
+        self.scatter = Scatter(nodes, proxy, service)
+        self.placer = Placer(directory, nodes, proxy, self.scatter, Turns())
+        service.behind = self
+
+    async def by_id(self, any_id: str, inbound: Inbound) -> None:
+        """Pass a request on to the node that an id names."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            node = await self.node_of(any_id, inbound.caller)
+            try:
+                await self.proxy.pass_on(node.address, inbound)
+                return
+            except NotSent:
+                # Its actor starts the daemon again, or the node is lost: known in seconds.
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
+    async def node_of(self, any_id: str, caller: Caller) -> Known:
+        """The node that an id names; for an id that a client chose, the one it is bound to.
+
+        Raises:
+            SandboxLost: That node is gone.
+        """
+        tag = node_of(any_id)
+        if (found := self.nodes.find(tag)) is not None:
+            return found
+        self.nodes.check_lost(any_id, tag, caller.sees)
+        bound = await self.placer.bound(id_name(any_id)) if any_id else ""
+        if bound:
+            if (found := self.nodes.find(bound)) is not None:
+                return found
+            self.nodes.check_lost(any_id, bound, caller.sees)
+        return self.nodes.any()  # which says that there is none
+
+    async def owner_of(self, any_id: str, caller: Caller) -> tuple[str, str]:
+        """Ask the node for a live sandbox: its id, and the client whose it is.
+
+        Raises:
+            SandboxNotFound: There is none, or it is another client's.
+            LifecycleError: It has ended.
+        """
+        node = await self.node_of(any_id, caller)
+        scope = {"state": {"caller": caller, "request_id": "owner"}}
+        view = await self.scatter.ask(node, scope, "GET", f"/v1/sandboxes/{any_id}".encode())
+        if view["state"] == "terminated":
+            why = view["reason"] or view["state"]
+            raise LifecycleError(f"sandbox {any_id} has ended: {why}", hint="create a new one")
+        return view["id"], view["owner"]
 
 
 class Gateway:
     """ASGI application in the place of `FastPath`: the caller is known, and the route is open to it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        service: GatewayService,
-        directory: Directory,
-        nodes: Nodes,
-        proxy: Proxy,
-    ) -> None:
-        self._app = app
-        self._directory, self._nodes, self._proxy = directory, nodes, proxy
-        self._scatter = Scatter(nodes, proxy, service)
-        service.gateway = self
-        self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
-        self._special: dict[tuple[str, str], Callable[..., Any]] = {
+    def __init__(self, app: ASGIApp, behind: Behind) -> None:
+        self._app, self._behind = app, behind
+        self._special: dict[tuple[str, str], Callable[[Inbound], Any]] = {
             ("POST", "/v1/sandboxes"): self._create,
             ("POST", "/v1/sessions"): self._acquire,
             ("POST", "/v1/sessions/attach"): self._attach,
@@ -96,7 +131,7 @@ class Gateway:
         """Serve a request or WebSocket."""
         found = scope["state"]["found"]
         if scope["state"]["caller"].key:
-            self._nodes.check_fresh()
+            self._behind.nodes.check_fresh()
         if found is not None and "keys" in found.rule.changes:
             send = _after(KEYS_S * 2, send)
         # Tokens are keys, and keys are the gateways' own: `GatewayService` asks the node for the sandbox.
@@ -104,292 +139,80 @@ class Gateway:
             await self._app(scope, receive, send)
             return
         scope["route"] = found  # for the metrics
+        inbound = Inbound(scope, receive, send)
         if scope["type"] == "websocket":
-            await self._socket(scope, receive, send)
+            await self._socket(inbound)
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if special := self._special.get((method, found.path)):
-            await special(scope, receive, send)
+            inbound.body = await read_whole(receive)
+            await special(inbound)
         elif (method, found.path) in MERGED:
-            await self._scatter(scope, receive, send)
+            await self._behind.scatter(scope, receive, send)
         else:
-            await self._by_id(scope, receive, send)
+            await self._behind.by_id(_id_in(scope), inbound)
 
-    # -- a node by an id ------------------------------------------------------------------------
-
-    async def _by_id(self, scope: Scope, receive: Receive, send: Send) -> None:
-        any_id = _id_in(scope)
-        until = time.monotonic() + _WAIT_S
-        while True:
-            node = await self._node_of(any_id, scope["state"]["caller"])
-            try:
-                await self._proxy.pass_on(node.address, scope, receive, send)
-                return
-            except NotSent:
-                # Its actor starts the daemon again, or the node is lost: known in seconds.
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(_AGAIN_S)
-
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _socket(self, inbound: Inbound) -> None:
         from ..api.problems import problem
 
         try:
-            node = await self._node_of(_id_in(scope), scope["state"]["caller"])
-            await self._proxy.pass_socket(node.address, scope, receive, send)
+            node = await self._behind.node_of(_id_in(inbound.scope), inbound.caller)
+            await self._behind.proxy.pass_socket(node.address, inbound)
         except RingfenceError as exc:
-            await problem(exc)(scope, receive, send)
+            await problem(exc)(inbound.scope, inbound.receive, inbound.send)
 
-    async def _node_of(self, any_id: str, caller: Caller) -> Known:
-        """The node that an id names; for an id that a client chose, the one it is bound to.
+    async def _refused(self, inbound: Inbound) -> None:
+        """Let a node say what is wrong with a body."""
+        await self._behind.proxy.pass_on(self._behind.nodes.any().address, inbound)
 
-        Raises:
-            SandboxLost: That node is gone.
-        """
-        tag = node_of(any_id)
-        if (found := self._nodes.find(tag)) is not None:
-            return found
-        self._nodes.check_lost(any_id, tag, caller.sees)
-        bound = await self._bound(_id_key(any_id)) if any_id else ""
-        if bound:
-            if (found := self._nodes.find(bound)) is not None:
-                return found
-            self._nodes.check_lost(any_id, bound, caller.sees)
-        return self._nodes.any()  # which says that there is none
-
-    # -- a node by choice -----------------------------------------------------------------------
-
-    async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole(receive)
+    async def _create(self, inbound: Inbound) -> None:
         try:
-            asked = CreateRequest.from_json(loads(body))
+            asked = CreateRequest.from_json(loads(inbound.body or b""))
         except RingfenceError:
-            await self._proxy.pass_on(self._nodes.any().address, scope, receive, send, body)
+            await self._refused(inbound)
             return
-        names = [_key(scope, "sandbox", _header(scope, b"idempotency-key"))]
-        if asked.spec.id is not None:
-            names.append(_id_key(asked.spec.id))
-        need = _need(asked.spec, asked.backend)
-        await self._place(scope, receive, send, body, need, names, asked.snapshot_id or "")
+        key = inbound.header(b"idempotency-key")
+        names = [key_name(inbound.caller.client, "sandbox", key), id_name(asked.spec.id or "")]
+        need = need_of(asked.spec, asked.backend)
+        await self._behind.placer.place(Placing(inbound, need, names, asked.snapshot_id or ""))
 
-    async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole(receive)
+    async def _acquire(self, inbound: Inbound) -> None:
         try:
-            form = json_object(loads(body), "body")
+            form = json_object(loads(inbound.body or b""), "body")
             spec = SandboxSpec.from_json(form.get("spec", {}))
             options = AcquireOptions.from_json(form.get("options", {}))
-            client = form.get("client_id")
+            client = form.get("client_id") or inbound.caller.client
         except RingfenceError:
-            await self._proxy.pass_on(self._nodes.any().address, scope, receive, send, body)
+            await self._refused(inbound)
             return
-        names = [_key(scope, "session", options.key, client)]
         preferred = options.preferred_id or spec.id or ""
-        if preferred:
-            names.append(_id_key(preferred))
-        need = _need(spec, options.preferred_backend)
-        at = options.snapshot_id or preferred
-        await self._place(scope, receive, send, body, need, names, at)
+        names = [key_name(client, "session", options.key), id_name(preferred)]
+        need = need_of(spec, options.preferred_backend)
+        near = options.snapshot_id or preferred
+        await self._behind.placer.place(Placing(inbound, need, names, near))
 
-    async def _attach(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole(receive)
+    async def _attach(self, inbound: Inbound) -> None:
         try:
-            asked = AttachRequest.from_json(loads(body))
+            asked = AttachRequest.from_json(loads(inbound.body or b""))
         except RingfenceError:
-            await self._proxy.pass_on(self._nodes.any().address, scope, receive, send, body)
+            await self._refused(inbound)
             return
         if not asked.create_if_missing:
-            node = await self._node_of(asked.sandbox_id, scope["state"]["caller"])
-            await self._proxy.pass_on(node.address, scope, receive, send, body)
+            node = await self._behind.node_of(asked.sandbox_id, inbound.caller)
+            await self._behind.proxy.pass_on(node.address, inbound)
             return
-        need = _need(asked.create_spec or SandboxSpec(), "")
-        names = [_id_key(asked.sandbox_id)]
-        await self._place(scope, receive, send, body, need, names, asked.sandbox_id)
+        need = need_of(asked.create_spec or SandboxSpec())
+        names = [id_name(asked.sandbox_id)]
+        await self._behind.placer.place(Placing(inbound, need, names, asked.sandbox_id))
 
-    async def _execute(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _whole(receive)
+    async def _execute(self, inbound: Inbound) -> None:
         try:
-            asked = ExecutionRequest.from_json(loads(body))
+            asked = ExecutionRequest.from_json(loads(inbound.body or b""))
         except RingfenceError:
-            await self._proxy.pass_on(self._nodes.any().address, scope, receive, send, body)
+            await self._refused(inbound)
             return
         need = Need(tier=asked.tier, memory_bytes=(asked.memory_mb or 0) * _MIB)
-        names = [_id_key(asked.id or "")]
-        await self._place(scope, receive, send, body, need, names, "")
-
-    async def _place(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        body: bytes,
-        need: Need,
-        names: list[str],
-        near: str,
-    ) -> None:
-        """Have a node make what is asked for.
-
-        Args:
-            names: What the request is known by: asked for again, it goes to the same node.
-            near: An id whose node alone will do.
-        """
-        caller: Caller = self._nodes.bounded(scope["state"]["caller"])
-        names = [each for each in names if each]
-        lock_of = names[0] if names else ""
-        if caller.max_sandboxes is not None:
-            lock_of = f"owner {caller.client}"
-        lock = _Turn(self._locks, lock_of)
-        async with lock:
-            has = await self._counts(caller, scope)
-            await self._try(scope, receive, send, body, need, names, near, has, caller)
-
-    async def _try(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        body: bytes,
-        need: Need,
-        names: list[str],
-        near: str,
-        has: dict[str, int],
-        caller: Caller,
-    ) -> None:
-        tried: set[str] = set()
-        refused: tuple[int, Any, bytes] | None = None
-        until = time.monotonic() + _WAIT_S
-        while True:
-            fixed = self._nodes.find(node_of(near)) if near else None
-            if near and fixed is None:
-                self._nodes.check_lost(near, node_of(near), caller.sees)
-            if fixed is None:
-                try:
-                    fixed_or_chosen = self._nodes.choose(replace(need, avoid=frozenset(tried)))
-                except RingfenceError:
-                    if refused is None:
-                        if tried or not self._nodes.ready():
-                            raise
-                        # A node says it better: which backend lacks what, and what would help.
-                        fixed_or_chosen = self._nodes.any()
-                    else:
-                        await _send_whole(send, *refused)
-                        return
-            else:
-                fixed_or_chosen = fixed
-            node = await self._bind(names, fixed_or_chosen)
-            try:
-                bounded = _bounded(caller, has, node.tag)
-                answer = await self._proxy.begin(node.address, scope, body, bounded)
-            except NotSent:
-                if time.monotonic() > until:
-                    raise
-                if node.tag in (fixed.tag if fixed else "", *tried) or names:
-                    await asyncio.sleep(_AGAIN_S)
-                else:
-                    tried.add(node.tag)
-                continue
-            status, headers, content = await _answered(answer, receive)
-            again = status in _FULL and fixed is None and len(tried) < _TRIES - 1
-            if again and _is_elsewhere(content):
-                refused = status, headers, content
-                tried.add(node.tag)
-                if await self._unbind(names, node):
-                    continue
-            note_made(scope, headers)
-            await _send_whole(send, status, headers, content)
-            return
-
-    async def _counts(self, caller: Caller, scope: Scope) -> dict[str, int]:
-        """Count a bounded client's sandboxes on each node: a node knows only its own."""
-        if caller.max_sandboxes is None:
-            return {}
-        # An admin's counts are of everybody.
-        state = {**scope["state"], "caller": replace(caller, scope=USER, sandbox="")}
-        forms = await self._scatter.ask_each({"state": state}, "GET", b"/v1/stats")
-        return {tag: form["active_sandboxes"] for tag, form in forms.items()}
-
-    # -- bindings -------------------------------------------------------------------------------
-
-    async def _bound(self, name: str) -> str:
-        loop = asyncio.get_running_loop()
-        value = await loop.run_in_executor(None, self._directory.get, f"bind/{name}")
-        return (value or b"").decode().partition(" ")[0]
-
-    async def _bind(self, names: list[str], node: Known) -> Known:
-        """Bind names to a node, unless they are bound to one that lives; the node they are bound to."""
-        loop = asyncio.get_running_loop()
-        for name in names:
-            key = f"bind/{name}"
-            value = f"{node.tag} {time.time():.0f}".encode()
-            found = await loop.run_in_executor(None, self._directory.put_first, key, value)
-            tag = found.decode().partition(" ")[0]
-            if tag == node.tag:
-                continue
-            known = self._nodes.find(tag)
-            if known is None:  # what was made there is lost
-                await loop.run_in_executor(None, self._directory.put, key, value)
-            else:
-                node = known
-        return node
-
-    async def _unbind(self, names: list[str], node: Known) -> bool:
-        """Free names that a node has refused; False where another gateway has bound them anew."""
-        loop = asyncio.get_running_loop()
-        for name in names:
-            if await self._bound(name) != node.tag:
-                return False
-            await loop.run_in_executor(None, self._directory.remove, f"bind/{name}")
-        return True
-
-    async def owner_of(self, any_id: str, caller: Caller) -> tuple[str, str]:
-        """Ask the node for a live sandbox: its id, and the client whose it is.
-
-        Raises:
-            SandboxNotFound: There is none, or it is another client's.
-            LifecycleError: It has ended.
-        """
-        node = await self._node_of(any_id, caller)
-        scope = {"state": {"caller": caller, "request_id": "owner"}}
-        view = await self._scatter.ask(node, scope, "GET", f"/v1/sandboxes/{any_id}".encode())
-        if view["state"] == "terminated":
-            why = view["reason"] or view["state"]
-            raise LifecycleError(f"sandbox {any_id} has ended: {why}", hint="create a new one")
-        return view["id"], view["owner"]
-
-
-class _Turn:
-    """Requests of one name take turns; without a name, none waits."""
-
-    def __init__(self, locks: dict[str, tuple[asyncio.Lock, list[int]]], name: str) -> None:
-        self._locks, self._name = locks, name
-
-    async def __aenter__(self) -> None:
-        if self._name:
-            lock, users = self._locks.setdefault(self._name, (asyncio.Lock(), [0]))
-            users[0] += 1
-            try:
-                await lock.acquire()
-            except BaseException:
-                self._leave(users)
-                raise
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._name:
-            lock, users = self._locks[self._name]
-            lock.release()
-            self._leave(users)
-
-    def _leave(self, users: list[int]) -> None:
-        users[0] -= 1
-        if not users[0]:
-            del self._locks[self._name]
-
-
-def _bounded(caller: Caller, has: dict[str, int], tag: str) -> Caller:
-    """The caller with what the other nodes leave of its bound, for this one to enforce."""
-    if caller.max_sandboxes is None:
-        return caller
-    elsewhere = sum(has.values()) - has.get(tag, 0)
-    return replace(caller, max_sandboxes=max(0, caller.max_sandboxes - elsewhere))
+        await self._behind.placer.place(Placing(inbound, need, [id_name(asked.id or "")]))
 
 
 def _id_in(scope: Scope) -> str:
@@ -401,24 +224,8 @@ def _id_in(scope: Scope) -> str:
     return ""
 
 
-def _id_key(any_id: str) -> str:
-    """The binding of an id that a client chose; none for one that names its node."""
-    return f"id/{hashlib.sha256(any_id.encode()).hexdigest()}" if any_id else ""
-
-
-def _key(scope: Scope, kind: str, key: str, client: str | None = None) -> str:
-    if not key:
-        return ""
-    whole = "\n".join((kind, client or scope["state"]["caller"].client, key))
-    return f"key/{hashlib.sha256(whole.encode()).hexdigest()}"
-
-
-def _header(scope: Scope, name: bytes) -> str:
-    found: bytes = next((value for key, value in scope["headers"] if key == name), b"")
-    return found.decode("latin-1")
-
-
-def _need(spec: SandboxSpec, backend: str) -> Need:
+def need_of(spec: SandboxSpec, backend: str = "") -> Need:
+    """What a sandbox of this spec needs of its node."""
     return Need(
         tier=spec.tier,
         backend=backend,
@@ -449,48 +256,4 @@ def _after(seconds: float, send: Send) -> Send:
     return later
 
 
-async def _whole(receive: Receive) -> bytes:
-    """The whole body; the middleware bounds it."""
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ServerUnreachable("the client went away")
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
-async def _answered(answer: Any, receive: Receive) -> tuple[int, Any, bytes]:
-    """The whole answer, unless the client leaves before it comes."""
-
-    async def whole() -> bytes:
-        await answer.head()
-        content: bytes = await answer.whole()
-        return content
-
-    waiting = asyncio.ensure_future(whole())
-    leaving = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            answer.abort()  # the node undoes what nobody waits for
-        content = await waiting
-    finally:
-        for task in (waiting, leaving):
-            task.cancel()
-    return answer.status, answer.headers, content
-
-
-async def _send_whole(send: Send, status: int, headers: Any, content: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": returned(headers)})
-    await send({"type": "http.response.body", "body": content})
-
-
-def _is_elsewhere(content: bytes) -> bool:
-    """Return whether another node may do what this one has refused."""
-    try:
-        code = json.loads(content).get("code")
-    except (ValueError, AttributeError):
-        return False
-    return code in ("resource_exhausted", "backend_unavailable", "image_not_found", "unsupported")
+__all__ = ["Behind", "Gateway", "GatewayService", "need_of"]

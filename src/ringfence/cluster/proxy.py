@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 import websockets
 from starlette.websockets import WebSocketDisconnect
@@ -39,6 +40,44 @@ _MOST_MESSAGE = 16 << 20
 _MOST_DENIAL = 1 << 20
 
 
+@dataclass
+class Inbound:
+    """A request that came to the gateway, or a WebSocket.
+
+    Attributes:
+        body: If it was read already; else it is passed on as it comes.
+        withheld: Header fields that no node gets.
+        dropped: Header fields of a node's answer that the client does not get.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    body: bytes | None = None
+    withheld: frozenset[bytes] = _NOT_FORWARDED
+    dropped: frozenset[bytes] = _NOT_RETURNED
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that the node serves it for."""
+        found: Caller = self.scope["state"]["caller"]
+        return found
+
+    @caller.setter
+    def caller(self, caller: Caller) -> None:
+        self.scope["state"]["caller"] = caller
+
+    def header(self, name: bytes) -> str:
+        """The value of a header field; empty without."""
+        found: bytes = next((value for key, value in self.scope["headers"] if key == name), b"")
+        return found.decode("latin-1")
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the length of the body is not announced."""
+        return any(name == b"transfer-encoding" for name, _ in self.scope["headers"])
+
+
 class Proxy:
     """Sends requests to nodes with the caller's name under the cluster's seal."""
 
@@ -48,32 +87,35 @@ class Proxy:
     def headers(
         self, caller: Caller, method: str, target: bytes, request_id: str, given: Headers
     ) -> Headers:
-        """The headers of a request to a node."""
+        """The headers of a request of the gateway's own to a node."""
         kept = without(given, _NOT_FORWARDED)
+        return [*kept, (b"host", b"localhost"), *self._seal(caller, method, target, request_id)]
+
+    def _seal(self, caller: Caller, method: str, target: bytes, request_id: str) -> Headers:
+        sealed = gateways.seal(self._secret, caller, method, target)
+        own = [(gateways.HEADER.encode(), sealed)]
+        return [(b"x-request-id", request_id.encode()), *own] if request_id else own
+
+    def _headers(self, inbound: Inbound, method: str, caller: Caller) -> Headers:
+        kept = without(inbound.scope["headers"], inbound.withheld)
         if not any(name == b"host" for name, _ in kept):
             kept.append((b"host", b"localhost"))
-        kept.append((b"x-request-id", request_id.encode()))
-        sealed = gateways.seal(self._secret, caller, method, target)
-        kept.append((gateways.HEADER.encode(), sealed))
-        return kept
+        request_id = inbound.scope["state"].get("request_id", "")
+        return kept + self._seal(caller, method, target_of(inbound.scope), request_id)
 
-    async def pass_on(
-        self, address: str, scope: Scope, receive: Receive, send: Send, body: bytes | None = None
-    ) -> None:
+    async def pass_on(self, address: str, inbound: Inbound) -> None:
         """Pass a request on, and the answer back.
-
-        Args:
-            body: If it was read already; else it is passed on as it comes.
 
         Raises:
             NotSent: The node has not seen it; nothing of the body was read.
             ServerUnreachable: The node went away before it answered.
         """
-        if scope["state"]["found"].rule.body == NOTHING:
-            body = b""  # the middleware has read it: `{}` at most
-        answer = await self.begin(address, scope, body)
-        feeding = asyncio.ensure_future(_feed(answer, receive, scope, whole=body is not None))
-        relaying = asyncio.ensure_future(_relay(answer, scope, send))
+        found = inbound.scope["state"].get("found")
+        if found is not None and found.rule.body == NOTHING:
+            inbound.body = b""  # the middleware has read it: `{}` at most
+        answer = await self.begin(address, inbound, inbound.caller)
+        feeding = asyncio.ensure_future(_feed(answer, inbound))
+        relaying = asyncio.ensure_future(_relay(answer, inbound))
         try:
             await asyncio.wait((feeding, relaying), return_when=asyncio.FIRST_COMPLETED)
             if feeding.done() and not relaying.done():
@@ -89,45 +131,40 @@ class Proxy:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.gather(feeding, relaying)
 
-    async def begin(
-        self, address: str, scope: Scope, body: bytes | None, caller: Caller | None = None
-    ) -> Answer:
+    async def begin(self, address: str, inbound: Inbound, caller: Caller) -> Answer:
         """Send the head of a request, and the body if it is there.
 
         Args:
-            caller: In place of the request's own.
+            caller: Whom the node serves it for.
         """
-        target = target_of(scope)
+        scope, body = inbound.scope, inbound.body
         method = scope["method"]
-        given: Headers = scope["headers"]
-        state = scope["state"]
-        caller = caller or state["caller"]
-        headers = self.headers(caller, method, target, state["request_id"], given)
+        headers = self._headers(inbound, method, caller)
         if body is None:
-            length = next((value for name, value in given if name == b"content-length"), None)
-            chunked = any(name == b"transfer-encoding" for name, _ in given)
-            if chunked:
+            length = inbound.header(b"content-length")
+            if inbound.is_chunked:
                 headers.append((b"transfer-encoding", b"chunked"))
-            elif length is not None:
-                headers.append((b"content-length", length))
+            elif length:
+                headers.append((b"content-length", length.encode()))
             else:
                 body = b""
+        target = target_of(scope)
         answer = await self.pool.open(address, method.encode(), target, headers, body)
         if body is None:
             answer.connection.hold_open()
         return answer
 
-    async def pass_socket(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def pass_socket(self, address: str, inbound: Inbound) -> None:
         """Connect a WebSocket through to a node.
 
         Raises:
             ServerUnreachable: The node does not answer.
         """
-        target = target_of(scope)
-        given = [each for each in scope["headers"] if not each[0].startswith(_OF_A_HANDSHAKE)]
-        state = scope["state"]
-        headers = self.headers(state["caller"], "WS", target, state["request_id"], given)
+        scope = inbound.scope
+        every = self._headers(inbound, "WS", inbound.caller)
+        headers = [each for each in every if not each[0].startswith(_OF_A_HANDSHAKE)]
         more = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers if k != b"host"]
+        host = next(value for name, value in headers if name == b"host").decode("latin-1")
         options: dict[str, Any] = {
             "additional_headers": more,
             "subprotocols": scope.get("subprotocols") or None,
@@ -138,21 +175,22 @@ class Proxy:
             "proxy": None,
         }
         is_near = address.startswith("unix:")
-        uri = f"{'ws' if is_near else 'wss'}://localhost" + target.decode("latin-1")
+        # The host in it is what the node reads as the request's; the connection goes to `address`.
+        uri = f"{'ws' if is_near else 'wss'}://{host}" + target_of(scope).decode("latin-1")
         try:
             if is_near:
                 channel = await unix_connect(address.removeprefix("unix:"), uri, **options)
             else:
-                host, port = host_of(address)
+                at, port = host_of(address)
                 tls = self.pool.tls
-                channel = await connect(uri, host=host, port=port, ssl=tls, **options)
+                channel = await connect(uri, host=at, port=port, ssl=tls, **options)
         except websockets.InvalidStatus as exc:
-            await _deny(exc.response, receive, send)
+            await _deny(exc.response, inbound)
             return
         except (OSError, TimeoutError, websockets.InvalidHandshake) as exc:
             raise ServerUnreachable(f"the node does not answer: {exc}") from exc
         try:
-            await _through(channel, receive, send)
+            await _through(channel, inbound)
         finally:
             await channel.close()
 
@@ -171,19 +209,20 @@ def note_made(scope: Scope, headers: Headers) -> None:
         scope["state"]["made"] = made.decode("latin-1")
 
 
-def returned(headers: Headers) -> Headers:
-    """The headers of a node's answer that the client gets."""
-    return without(headers, _NOT_RETURNED)
+async def send_whole(inbound: Inbound, status: int, headers: Headers, content: bytes) -> None:
+    """Answer with what a node has answered."""
+    kept = without(headers, inbound.dropped)
+    await inbound.send({"type": "http.response.start", "status": status, "headers": kept})
+    await inbound.send({"type": "http.response.body", "body": content})
 
 
-async def _feed(answer: Answer, receive: Receive, scope: Scope, *, whole: bool) -> None:
+async def _feed(answer: Answer, inbound: Inbound) -> None:
     """Pass the body on; then wait for the client to leave, and let the node know."""
-    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    announced = chunked or any(name == b"content-length" for name, _ in scope["headers"])
+    chunked = inbound.is_chunked
+    is_open = inbound.body is None and (chunked or bool(inbound.header(b"content-length")))
     connection = answer.connection
-    is_open = announced and not whole
     while True:
-        message = await receive()
+        message = await inbound.receive()
         if message["type"] != "http.request":
             answer.abort()
             return
@@ -199,10 +238,10 @@ async def _feed(answer: Answer, receive: Receive, scope: Scope, *, whole: bool) 
             connection.sent()
 
 
-async def _relay(answer: Answer, scope: Scope, send: Send) -> None:
+async def _relay(answer: Answer, inbound: Inbound) -> None:
     await answer.head()
-    note_made(scope, answer.headers)
-    headers = returned(answer.headers)
+    note_made(inbound.scope, answer.headers)
+    send, headers = inbound.send, without(answer.headers, inbound.dropped)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
         if answer.is_over:
@@ -215,18 +254,19 @@ async def _relay(answer: Answer, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _deny(response: Any, receive: Receive, send: Send) -> None:
+async def _deny(response: Any, inbound: Inbound) -> None:
     headers = [(k.lower().encode(), v.encode("latin-1")) for k, v in response.headers.raw_items()]
-    kept = without(headers, _NOT_RETURNED | {b"content-length"})
-    await receive()  # the client's `connect`
-    status = response.status_code
+    kept = without(headers, inbound.dropped | {b"content-length"})
+    await inbound.receive()  # the client's `connect`
+    status, send = response.status_code, inbound.send
     await send({"type": "websocket.http.response.start", "status": status, "headers": kept})
     body = bytes(response.body or b"")[:_MOST_DENIAL]
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-async def _through(channel: Any, receive: Receive, send: Send) -> None:
+async def _through(channel: Any, inbound: Inbound) -> None:
     """Carry messages both ways until one side closes."""
+    receive, send = inbound.receive, inbound.send
     await receive()  # the client's `connect`
     names = [
         (k.lower().encode(), v.encode("latin-1"))
@@ -237,7 +277,7 @@ async def _through(channel: Any, receive: Receive, send: Send) -> None:
         {
             "type": "websocket.accept",
             "subprotocol": channel.subprotocol,
-            "headers": without(names, _NOT_RETURNED),
+            "headers": without(names, inbound.dropped),
         }
     )
     inward = asyncio.ensure_future(_inward(channel, receive))
@@ -282,4 +322,4 @@ async def _outward(channel: Any, send: Send) -> None:
             await send({"type": "websocket.close", "code": code, "reason": reason})
 
 
-__all__ = ["Proxy", "note_made", "returned", "target_of"]
+__all__ = ["Inbound", "Proxy", "note_made", "send_whole", "target_of"]

@@ -15,10 +15,11 @@ from ..api.app import make_app
 from ..api.streaming.breaking import quiet_server
 from ..daemon import logs
 from ..daemon.serve import have_many_files, run, settings_of
+from ..errors import InvalidRequest
 from ..model.places import state_directory
 from . import node
 from .directory import KeyRing, connect
-from .gateway import Gateway, GatewayService
+from .gateway import Behind, Gateway, GatewayService
 from .nodes import Nodes, keep_looking, keep_reading
 from .proxy import Proxy
 from .tls import client_context, identity
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _FIRST_NODE_S = 60.0
 _OF_A_GATEWAY = (
     *("state_dir", "listen", "allow_public", "tls_certificate", "tls_key", "allowed_hosts"),
-    *("allowed_origins", "bounds", "membership", "e2b"),
+    *("allowed_origins", "bounds", "membership"),
 )
 """Settings that are the gateway's own; nodes get the others."""
 
@@ -44,7 +45,7 @@ logger = logging.getLogger("ringfence.cluster")
 
 
 @dataclass
-class _Behind:
+class _Store:
     """The store of keys, which is all that a gateway's `Service` asks of a manager."""
 
     store: KeyRing
@@ -74,17 +75,13 @@ def serve(
         settle(directory, config)
         audit = Audit(config.state_dir)
         stack.callback(audit.close)
-        behind: Any = _Behind(keys)
-        service = GatewayService(behind, settings_of(config), audit)
+        store: Any = _Store(keys)
+        service = GatewayService(store, settings_of(config), audit)
         stack.callback(service.thread_pools.close)
         nodes = Nodes(directory, lambda ray_id: node.ensure(name, ray_id))
         pool = Pool(client_context(identity(directory)[0]))
-        app = make_app(
-            service,
-            lambda inner: Gateway(
-                inner, service, directory, nodes, Proxy(pool, directory.secret())
-            ),
-        )
+        behind = Behind(service, directory, nodes, Proxy(pool, directory.secret()))
+        app = make_app(service, lambda inner: Gateway(inner, behind))
         app.state.executions = SimpleNamespace(reload=lambda: None)
         _wait_for_a_node(nodes)
 
@@ -97,7 +94,7 @@ def serve(
 
             return [keep_looking(nodes), keep_reading(keys, changed)]
 
-        run(config, app, app, held, ready, beside)
+        run(config, app, _front(config, app, behind), held, ready, beside)
         service.authenticator.flush()
 
 
@@ -110,6 +107,24 @@ def settle(directory: Directory, config: DaemonConfig) -> None:
     text = json.dumps(mine, sort_keys=True).encode()
     if directory.put_first("config", text) != text:
         logger.warning("the nodes keep the configuration that the cluster was started with")
+
+
+def _front(config: DaemonConfig, app: Any, behind: Behind) -> Any:
+    """The application that connections reach first; of E2B's API, the cluster's settings hold.
+
+    Raises:
+        InvalidRequest: The nodes do not serve it.
+    """
+    if config.e2b is None:
+        return app
+    from ..e2b.settings import E2BSettings
+    from .e2b import Front
+
+    form = behind.directory.config().get("e2b")
+    if form is None:
+        hint = "end the cluster by `ringfence cluster down`, and start its first gateway with --e2b"
+        raise InvalidRequest("the nodes of this cluster do not serve it", field="e2b", hint=hint)
+    return Front(app, behind, E2BSettings.from_json(form))
 
 
 def _wait_for_a_node(nodes: Nodes) -> None:

@@ -30,9 +30,11 @@ from .processes import note_copies
 
 ENVD_VERSION = "0.6.4"
 """Decides what the SDK dares to ask for."""
+ORDER = "x-ringfence-order"
+"""Field of a list that a gateway gets: what its items are in the order of."""
 _CLIENT = "ringfence"
 _DEFAULT_S = 15
-_MOST_FORKS, _MOST_PAGE = 100, 100
+_MOST_FORKS, MOST_PAGE = 100, 100
 _LONGEST_NAME = 128  # of a snapshot
 _MIB = 1 << 20
 _CLOCK_SET_S = 0.5  # more than clocks drift apart: somebody has set one
@@ -55,7 +57,7 @@ async def create(call: Call) -> Response:
     asked = field(form, "network", dict, {})
     notes = Notes(
         template=template,
-        key=call.caller.key,
+        key=call.caller.holder,
         auto_resume=auto_resume,
         keeps_memory=field(form, "autoPauseMemory", bool, True),
         is_public=field(asked, "allowPublicTraffic", bool, True),
@@ -132,9 +134,9 @@ def _page(
 ) -> tuple[list[Any], dict[str, str]]:
     """Cut a page out of a sorted list, by the token of the page before."""
     query = call.request.query_params
-    limit = query.get("limit", str(_MOST_PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= _MOST_PAGE:
-        raise ApiError(400, f"limit: must be from 1 to {_MOST_PAGE}")
+    limit = query.get("limit", str(MOST_PAGE))
+    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= MOST_PAGE:
+        raise ApiError(400, f"limit: must be from 1 to {MOST_PAGE}")
     if token := query.get("nextToken", ""):
         try:
             last = base64.urlsafe_b64decode(token).decode()
@@ -144,6 +146,8 @@ def _page(
     page, headers = found[: int(limit)], {}
     if len(found) > len(page):
         headers["x-next-token"] = base64.urlsafe_b64encode(page[-1][0].encode()).decode()
+    if call.request.scope["state"].get("is_of_gateway"):  # which merges the pages of its nodes
+        headers[ORDER] = ",".join(key for key, _ in page)
     return [each for _key, each in page], headers
 
 
@@ -362,7 +366,7 @@ async def fork(call: Call) -> Response:
     timeout = field(form, "timeout", int, _DEFAULT_S)
     if not 1 <= count <= _MOST_FORKS:
         raise ApiError(400, f"count: must be from 1 to {_MOST_FORKS}")
-    notes = replace(notes_of(live.metadata), key=call.caller.key)
+    notes = replace(notes_of(live.metadata), key=call.caller.holder)
     going_on, execs = Signal(), call.shared.execs
 
     def create(snapshot_id: str) -> Live:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ..api.access import gateways
 from ..api.service import Service
 from ..api.streaming.breaking import BreakableResponse
 from ..api.streaming.preview import Answer, ask
@@ -19,7 +20,10 @@ from ..sessions.live import Live
 from .call import ApiError
 
 _WITHHELD = frozenset(
-    (b"e2b-traffic-access-token", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token")
+    (
+        *(b"e2b-traffic-access-token", b"e2b-sandbox-id", b"e2b-sandbox-port", b"x-access-token"),
+        gateways.HEADER.encode(),
+    )
 )
 """Header fields that are for the server; the sandbox's programs must not learn its tokens."""
 

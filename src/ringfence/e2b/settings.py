@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass, field
+    from typing import Any
 else:
     from ..model.base.record import dataclass, field
 
@@ -77,6 +78,11 @@ class E2BSettings(Model):
             workdir=spec.workdir or HOME,
             env={**_OF_USER, **spec.env},
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of all fields."""
+        templates = {name: spec.to_json() for name, spec in self.templates.items()}
+        return jsonform.dump(self, templates=templates)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

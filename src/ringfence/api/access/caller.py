@@ -20,6 +20,7 @@ class Caller:
         expires_at: Expiry of the key, in seconds since 1970; None: never.
         max_sandboxes: Most sandboxes of its client, including one made with this key; None: no bound.
         max_requests: Most concurrent requests with this key; None: the client's bound.
+        gateway_key: At a node of a cluster: the key's id at the gateway, which alone has the keys.
         digest: Digest of the secret that it showed: a rotated key has two for a while.
     """
 
@@ -30,12 +31,18 @@ class Caller:
     expires_at: float | None = None
     max_sandboxes: int | None = None
     max_requests: int | None = None
+    gateway_key: str = ""
     digest: bytes = field(default=b"", repr=False)
 
     @property
     def is_admin(self) -> bool:
         """True if nothing is refused to it."""
         return self.scope == ADMIN
+
+    @property
+    def holder(self) -> str:
+        """The id of the key, be it of this server or of its gateway."""
+        return self.key or self.gateway_key
 
     @property
     def sees(self) -> str | None:

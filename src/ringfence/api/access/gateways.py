@@ -31,7 +31,8 @@ def seal(secret: bytes, caller: Caller, method: str, target: bytes) -> bytes:
         secret: Of the cluster.
         target: Path and query, as they are sent.
     """
-    form = [caller.client, caller.scope, caller.sandbox, caller.max_sandboxes, time.time()]
+    whose = [caller.client, caller.scope, caller.sandbox, caller.max_sandboxes]
+    form = [*whose, caller.holder, time.time()]
     text = json.dumps(form, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(_sign(secret, text, method, target) + text)
 
@@ -47,10 +48,10 @@ def unseal(secret: bytes, header: str, method: str, target: bytes) -> Caller | N
     if not secret or not hmac.compare_digest(signature, _sign(secret, text, method, target)):
         return None
     form: list[Any] = json.loads(text)
-    client, scope, sandbox, most, sealed_at = form
+    client, scope, sandbox, most, key, sealed_at = form
     if scope not in SCOPES or abs(time.time() - sealed_at) > _MOST_APART_S:
         return None
-    return Caller(client, scope, sandbox=sandbox, max_sandboxes=most)
+    return Caller(client, scope, sandbox=sandbox, max_sandboxes=most, gateway_key=key)
 
 
 def _sign(secret: bytes, text: bytes, method: str, target: bytes) -> bytes:

@@ -1,0 +1,290 @@
+"""E2B's API at a gateway: the same keys, tokens and answers, with the sandboxes on the nodes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections import OrderedDict
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.responses import JSONResponse
+
+from ..api.access.caller import ADMIN, TOKEN, Caller
+from ..api.admission import Body
+from ..e2b.call import ApiError, unauthorized
+from ..e2b.control import MOST_PAGE, ORDER
+from ..e2b.entrance import HOLDER, Entrance, Passing
+from ..errors import BadJson, InvalidRequest
+from ..model.base.ids import node_of
+from ..model.base.jsonform import json_object, loads
+from .gateway import need_of
+from .placement import Need
+from .placing import Placing, key_name, read_whole
+from .proxy import Inbound, target_of
+from .upstream import HOP_BY_HOP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from starlette.types import ASGIApp, Receive
+
+    from ..e2b.settings import E2BSettings
+    from .gateway import Behind
+    from .nodes import Known
+
+    Form = dict[str, Any]
+
+_SANDBOX = re.compile(r"/(?:v2/)?sandboxes/([^/]+)(/snapshots\Z)?")
+_LISTS = ("/sandboxes", "/v2/sandboxes", "/snapshots")
+_CREATES = ("/sandboxes", "/v2/sandboxes")
+_TEMPLATE = "/templates/"
+_MOST_HOLDERS = 10_000
+_STALE = (401, 403, 404, 502)
+# Nodes get what was sent: a server inside wants its `Origin`, and `Authorization` if it is its own.
+_NOT_FORWARDED = HOP_BY_HOP | {b"x-ringfence-caller", b"content-length", b"expect"}
+_NOT_RETURNED = HOP_BY_HOP | {b"date", b"x-ringfence-made", ORDER.encode()}
+_KEYS = frozenset((b"authorization", b"x-api-key"))
+
+
+class Front(Entrance):
+    """The entrance of a gateway."""
+
+    def __init__(self, app: ASGIApp, behind: Behind, settings: E2BSettings) -> None:
+        super().__init__(app, behind.service, settings.domain, _Passing)
+        self.behind, self.settings = behind, settings
+        self._holders: OrderedDict[str, Form] = OrderedDict()
+
+    def holder(self, sandbox_id: str) -> Form | None:
+        """Remember with which key a sandbox was made."""
+        return self._holders.get(sandbox_id)
+
+    def keep(self, sandbox_id: str, holder: Form) -> None:
+        """Keep it; the oldest is forgotten."""
+        self._holders[sandbox_id] = holder
+        if len(self._holders) > _MOST_HOLDERS:
+            self._holders.popitem(last=False)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Forget it: another sandbox may have its id now."""
+        self._holders.pop(sandbox_id, None)
+
+    def caller_of(self, holder: Form) -> Caller:
+        """The caller with a sandbox's token, for as long as the key that made it opens.
+
+        Raises:
+            ApiError: It does not.
+        """
+        client, key = holder["client"], holder["key"]
+        if not key:
+            return Caller(client, TOKEN, sandbox=holder["sandbox"])
+        found = self.service.authenticator.holder(key)
+        if found is None or found.client != client:
+            raise ApiError(401, "the API key that created the sandbox was removed or has expired")
+        return Caller(
+            client,
+            TOKEN,
+            sandbox=holder["sandbox"],
+            key=key,
+            expires_at=found.expires_at,
+            max_requests=found.max_requests,
+            digest=found.digest,
+        )
+
+
+class _Passing(Passing[Front]):
+    @property
+    def _behind(self) -> Behind:
+        return self._entrance.behind
+
+    async def _answer(self) -> None:
+        is_control = not self._port and not self._sandbox
+        self._check_origin(is_page=not self._port and not is_control)
+        if is_control:
+            caller = self._with_key()
+            if caller.key:
+                self._behind.nodes.check_fresh()
+            await self._let_in(caller, "e2b", self._control, method=self._method)
+            return
+        holder = await self._holder()
+        caller = self._entrance.caller_of(holder)
+        self._behind.nodes.check_fresh()
+        await self._let_in(caller, "e2b:inside", self._inside, streamed=True)
+
+    async def _let_in(
+        self, caller: Caller, route: str, serve: Any, *, streamed: bool = False, method: str = "GET"
+    ) -> None:
+        """Serve a request within the bounds of its caller, until its key opens no more."""
+        self._caller, self._route, service = caller, route, self._service
+        service.admission.begin(caller)
+        body = Body(self._receive, service.admission, caller, streamed=streamed)
+        receive = self._receive if self._scope["type"] == "websocket" else body
+        kept = service.open_requests.begin(caller, method, None)
+        try:
+            self._state["caller"] = caller
+            await serve(self._inbound(receive))
+        finally:
+            service.open_requests.end(kept)
+            body.close()
+            service.admission.end(caller)
+
+    def _inbound(self, receive: Receive) -> Inbound:
+        withheld = _NOT_FORWARDED if self._port or self._sandbox else _NOT_FORWARDED | _KEYS
+        return Inbound(self._scope, receive, self.send, withheld=withheld, dropped=_NOT_RETURNED)
+
+    # -- inside a sandbox -----------------------------------------------------------------------
+
+    async def _holder(self) -> Form:
+        """Ask the node of a sandbox with which key it was made.
+
+        Raises:
+            ApiError: There is no such sandbox.
+        """
+        if not self._sandbox:
+            return await self._signer()
+        if (known := self._entrance.holder(self._sandbox)) is not None:
+            return known
+        node = await self._behind.node_of(self._sandbox, _OURSELVES)
+        form: Form
+        status, form, _ = await self._ask(
+            node, HOLDER, [(b"e2b-sandbox-id", self._sandbox.encode())]
+        )
+        if status != 200:
+            raise ApiError(form.pop("code"), form.pop("message"), **form)
+        self._entrance.keep(self._sandbox, form)
+        return form
+
+    async def _signer(self) -> Form:
+        """Ask every node which sandbox's token has signed a URL."""
+        operation = "read" if self._method in ("GET", "HEAD") else "write"
+        query = self._scope["query_string"].decode("latin-1")
+        form: Form
+        for node in self._behind.nodes.all():
+            more = urlencode({"operation": operation})
+            status, form, _ = await self._ask(node, f"{HOLDER}?{query}&{more}")
+            if status == 200:
+                self._sandbox = form["sandbox"]
+                return form
+        raise unauthorized()
+
+    async def _inside(self, inbound: Inbound) -> None:
+        if self._scope["type"] == "websocket":
+            node = await self._behind.node_of(self._sandbox, inbound.caller)
+            await self._behind.proxy.pass_socket(node.address, inbound)
+        else:
+            await self._behind.by_id(self._sandbox, inbound)
+        if self._status in _STALE:
+            self._entrance.forget(self._sandbox)
+
+    # -- the API --------------------------------------------------------------------------------
+
+    async def _control(self, inbound: Inbound) -> None:
+        if self._scope["type"] == "websocket":
+            raise ApiError(501, "there are no WebSockets here")
+        method, path = self._method, self._path
+        if method == "GET" and path in _LISTS:
+            await self._list(inbound)
+        elif method == "POST" and path in _CREATES:
+            await self._create(inbound)
+        elif match := _SANDBOX.match(path):
+            if method == "POST" and match[2]:
+                await self._snapshot(inbound, match[1])
+            else:
+                await self._behind.by_id(match[1], inbound)
+        elif method == "DELETE" and path.startswith(_TEMPLATE):
+            node = await self._node_of_snapshot(path.removeprefix(_TEMPLATE))
+            await self._behind.proxy.pass_on((node or self._behind.nodes.any()).address, inbound)
+        else:
+            await self._behind.proxy.pass_on(self._behind.nodes.any().address, inbound)
+
+    async def _list(self, inbound: Inbound) -> None:
+        """Merge the pages of all nodes: each is in the order of ids, which begin with the time."""
+        found: list[tuple[str, Form]] = []
+        more = False
+        target = target_of(self._scope).decode("latin-1")
+        for node in self._behind.nodes.all() or [self._behind.nodes.any()]:
+            status, forms, headers = await self._ask(node, target)
+            if status != 200:
+                raise ApiError(status, str(forms.get("message")))
+            keys = headers.get(ORDER, "")
+            found += zip(keys.split(",") if keys else (), forms, strict=True)
+            more |= "x-next-token" in headers
+        query = dict(_query(self._scope))
+        limit = int(query.get("limit", MOST_PAGE))
+        oldest_first = self._path != "/snapshots" and query.get("order") == "asc"
+        found.sort(key=lambda each: each[0], reverse=not oldest_first)
+        page = found[:limit]
+        fields = {}
+        if page and (more or len(found) > limit):
+            fields["x-next-token"] = base64.urlsafe_b64encode(page[-1][0].encode()).decode()
+        response = JSONResponse([form for _, form in page], headers=fields)
+        await response(self._scope, inbound.receive, self.send)
+
+    async def _create(self, inbound: Inbound) -> None:
+        """Have a node create a sandbox; from a snapshot, the node that has it."""
+        inbound.body = await read_whole(inbound.receive)
+        need, near = Need(), ""
+        if template := _text(inbound.body, "templateID"):
+            spec = self._entrance.settings.spec_of(template)
+            if spec is not None:
+                need = need_of(spec)
+            elif node := await self._node_of_snapshot(template):
+                need, near = Need(), node.tag
+        key = inbound.header(b"idempotency-key")[:255]
+        names = [key_name(inbound.caller.client, "e2b", key)]
+        await self._behind.placer.place(Placing(inbound, need, names, node=near))
+
+    async def _snapshot(self, inbound: Inbound, sandbox_id: str) -> None:
+        """Save a sandbox; snapshots of the same name on other nodes are replaced by it."""
+        inbound.body = await read_whole(inbound.receive)
+        await self._behind.by_id(sandbox_id, inbound)
+        name = _text(inbound.body, "name").rpartition("/")[2].removesuffix(":default")
+        if self._status != 201 or not name:
+            return
+        own = await self._behind.node_of(sandbox_id, inbound.caller)
+        for node in self._behind.nodes.all():
+            if node.tag != own.tag:
+                await self._ask(node, _TEMPLATE + quote(name, safe=""), method="DELETE")
+
+    async def _node_of_snapshot(self, name: str) -> Known | None:
+        """The node that has a snapshot; None: no node has one of this id or name."""
+        if (found := self._behind.nodes.find(node_of(name))) is not None:
+            return found
+        target = f"/snapshots?{urlencode({'name': name})}"
+        for node in self._behind.nodes.all():
+            status, forms, _ = await self._ask(node, target)
+            if status == 200 and forms:
+                return node
+        return None
+
+    async def _ask(
+        self, node: Known, target: str, more: Any = (), *, method: str = "GET"
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Ask one node, as the caller: status, JSON and headers."""
+        proxy, caller = self._behind.proxy, self._caller or _OURSELVES
+        raw = target.encode("latin-1")
+        headers = proxy.headers(caller, method, raw, "e2b", [*more])
+        answer = await proxy.pool.exchange(node.address, method.encode(), raw, headers, b"")
+        content = await answer.whole()
+        fields = {k.decode("latin-1"): v.decode("latin-1") for k, v in answer.headers}
+        return answer.status, json.loads(content or b"{}"), fields
+
+
+_OURSELVES = Caller("gateway", ADMIN)
+
+
+def _query(scope: Any) -> list[tuple[str, str]]:
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _text(body: bytes, name: str) -> str:
+    """A text of the body; empty where there is none: the node says what is wrong with it."""
+    try:
+        found = json_object(loads(body), "body").get(name)
+    except (BadJson, InvalidRequest):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+__all__ = ["Front"]

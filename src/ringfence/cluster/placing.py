@@ -1,0 +1,287 @@
+"""Have a node make a sandbox: the choice of the node, other nodes after a refusal, bindings of names."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field, replace
+
+from ..api.access.caller import USER
+from ..errors import RingfenceError, ServerUnreachable
+from ..model.base.ids import node_of
+from .placement import Need
+from .proxy import note_made, send_whole
+from .upstream import NotSent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..api.access.caller import Caller
+    from .directory import Directory
+    from .nodes import Known, Nodes
+    from .proxy import Inbound, Proxy
+    from .scatter import Scatter
+    from .upstream import Headers
+
+    Whole = tuple[int, Headers, bytes]
+
+WAIT_S = 10.0
+"""For a node whose daemon is being started again."""
+AGAIN_S = 0.1
+_TRIES = 3
+_FULL = (422, 503)
+"""Answers to a create that another node may answer otherwise: no backend, no room."""
+_ELSEWHERE = ("resource_exhausted", "backend_unavailable", "image_not_found", "unsupported", 503)
+"""Codes of such answers, in our form and in E2B's."""
+
+
+@dataclass
+class Placing:
+    """A request for a new sandbox.
+
+    Attributes:
+        names: What the request is known by: asked for again, it goes to the same node.
+        near: An id whose node alone will do.
+        node: That node, where it is known without.
+        has: What a bounded caller has on each node.
+        tried: Nodes that have refused it.
+        refused: Answer of the last of them.
+    """
+
+    inbound: Inbound
+    need: Need
+    names: list[str] = field(default_factory=list)
+    near: str = ""
+    node: str = ""
+    has: dict[str, int] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    refused: Whole | None = None
+
+
+class Placer:
+    """Sends requests for new sandboxes to nodes. Of one event loop."""
+
+    def __init__(
+        self, directory: Directory, nodes: Nodes, proxy: Proxy, scatter: Scatter, turns: Turns
+    ) -> None:
+        self._directory, self._nodes, self._proxy = directory, nodes, proxy
+        self._scatter, self._turns = scatter, turns
+
+    async def place(self, placing: Placing) -> Whole | None:
+        """Have a node make what is asked for, and send its answer; the answer, too.
+
+        Raises:
+            RingfenceError: No node can.
+        """
+        inbound = placing.inbound
+        inbound.caller = self._nodes.bounded(inbound.caller)
+        placing.names = [each for each in placing.names if each]
+        async with self._turns.of(inbound.caller, placing.names):
+            placing.has = await self._counts(inbound)
+            until = time.monotonic() + WAIT_S
+            while (answer := await self._try(placing, until)) is None:
+                pass
+        note_made(inbound.scope, answer[1])
+        await send_whole(inbound, *answer)
+        return answer
+
+    async def _try(self, placing: Placing, until: float) -> Whole | None:
+        """Ask one node; None: to be tried again, there or elsewhere."""
+        fixed = self._fixed(placing)
+        if (chosen := fixed or self._choose(placing)) is None:
+            return placing.refused
+        node = await self.bind(placing.names, chosen)
+        inbound = placing.inbound
+        try:
+            bounded = _bounded(inbound.caller, placing.has, node.tag)
+            answer = await self._proxy.begin(node.address, inbound, bounded)
+        except NotSent:
+            if time.monotonic() > until:
+                raise
+            if node is fixed or node.tag in placing.tried or placing.names:
+                await asyncio.sleep(AGAIN_S)
+            else:
+                placing.tried.add(node.tag)
+            return None
+        whole = await _answered(answer, inbound.receive)
+        again = fixed is None and whole[0] in _FULL and len(placing.tried) < _TRIES - 1
+        if again and _is_elsewhere(whole[2]):
+            placing.refused = whole
+            placing.tried.add(node.tag)
+            if await self._unbind(placing.names, node):
+                return None
+        return whole
+
+    def _fixed(self, placing: Placing) -> Known | None:
+        if not placing.near:
+            return self._nodes.find(placing.node)
+        tag = node_of(placing.near)
+        if (found := self._nodes.find(tag)) is None:
+            self._nodes.check_lost(placing.near, tag, placing.inbound.caller.sees)
+        return found
+
+    def _choose(self, placing: Placing) -> Known | None:
+        """Choose a node; None: the last refusal is the answer."""
+        try:
+            return self._nodes.choose(replace(placing.need, avoid=frozenset(placing.tried)))
+        except RingfenceError:
+            if placing.refused is not None:
+                return None
+            if placing.tried or not self._nodes.ready():
+                raise
+            # A node says it better: which backend lacks what, and what would help.
+            return self._nodes.any()
+
+    async def _counts(self, inbound: Inbound) -> dict[str, int]:
+        """Count a bounded client's sandboxes on each node: a node knows only its own."""
+        caller = inbound.caller
+        if caller.max_sandboxes is None:
+            return {}
+        # An admin's counts are of everybody.
+        state = {**inbound.scope["state"], "caller": replace(caller, scope=USER, sandbox="")}
+        forms = await self._scatter.ask_each({"state": state}, "GET", b"/v1/stats")
+        return {tag: form["active_sandboxes"] for tag, form in forms.items()}
+
+    # -- bindings -------------------------------------------------------------------------------
+
+    async def bound(self, name: str) -> str:
+        """The node that a name is bound to; empty for none."""
+        loop = asyncio.get_running_loop()
+        value = await loop.run_in_executor(None, self._directory.get, f"bind/{name}")
+        return (value or b"").decode().partition(" ")[0]
+
+    async def bind(self, names: list[str], node: Known) -> Known:
+        """Bind names to a node, unless they are bound to one that lives; the node they are bound to."""
+        loop = asyncio.get_running_loop()
+        for name in names:
+            key = f"bind/{name}"
+            value = f"{node.tag} {time.time():.0f}".encode()
+            found = await loop.run_in_executor(None, self._directory.put_first, key, value)
+            tag = found.decode().partition(" ")[0]
+            if tag == node.tag:
+                continue
+            known = self._nodes.find(tag)
+            if known is None:  # what was made there is lost
+                await loop.run_in_executor(None, self._directory.put, key, value)
+            else:
+                node = known
+        return node
+
+    async def _unbind(self, names: list[str], node: Known) -> bool:
+        """Free names that a node has refused; False where another gateway has bound them anew."""
+        loop = asyncio.get_running_loop()
+        for name in names:
+            if await self.bound(name) != node.tag:
+                return False
+            await loop.run_in_executor(None, self._directory.remove, f"bind/{name}")
+        return True
+
+
+class Turns:
+    """Creates of one name, or of one bounded client, take turns; without either, none waits."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
+
+    def of(self, caller: Caller, names: list[str]) -> _Turn:
+        """The turn of a request."""
+        if caller.max_sandboxes is not None:
+            return _Turn(self._locks, f"owner {caller.client}")
+        return _Turn(self._locks, names[0] if names else "")
+
+
+class _Turn:
+    def __init__(self, locks: dict[str, tuple[asyncio.Lock, list[int]]], name: str) -> None:
+        self._locks, self._name = locks, name
+
+    async def __aenter__(self) -> None:
+        if self._name:
+            lock, users = self._locks.setdefault(self._name, (asyncio.Lock(), [0]))
+            users[0] += 1
+            try:
+                await lock.acquire()
+            except BaseException:
+                self._leave(users)
+                raise
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._name:
+            lock, users = self._locks[self._name]
+            lock.release()
+            self._leave(users)
+
+    def _leave(self, users: list[int]) -> None:
+        users[0] -= 1
+        if not users[0]:
+            del self._locks[self._name]
+
+
+def id_name(any_id: str) -> str:
+    """The binding of an id that a client chose; none for one that names its node."""
+    return f"id/{hashlib.sha256(any_id.encode()).hexdigest()}" if any_id else ""
+
+
+def key_name(client: str, kind: str, key: str) -> str:
+    """The binding of an idempotency key; none for an empty one."""
+    whole = "\n".join((kind, client, key))
+    return f"key/{hashlib.sha256(whole.encode()).hexdigest()}" if key else ""
+
+
+def _bounded(caller: Caller, has: dict[str, int], tag: str) -> Caller:
+    """The caller with what the other nodes leave of its bound, for this one to enforce."""
+    if caller.max_sandboxes is None:
+        return caller
+    elsewhere = sum(has.values()) - has.get(tag, 0)
+    return replace(caller, max_sandboxes=max(0, caller.max_sandboxes - elsewhere))
+
+
+async def _answered(answer: Any, receive: Any) -> Whole:
+    """The whole answer, unless the client leaves before it comes."""
+
+    async def whole() -> bytes:
+        await answer.head()
+        content: bytes = await answer.whole()
+        return content
+
+    waiting = asyncio.ensure_future(whole())
+    leaving = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            answer.abort()  # the node undoes what nobody waits for
+        content = await waiting
+    finally:
+        for task in (waiting, leaving):
+            task.cancel()
+    return answer.status, answer.headers, content
+
+
+async def read_whole(receive: Any) -> bytes:
+    """The whole body, which `receive` bounds.
+
+    Raises:
+        ServerUnreachable: The client went away.
+    """
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ServerUnreachable("the client went away")
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _is_elsewhere(content: bytes) -> bool:
+    """Return whether another node may do what this one has refused."""
+    try:
+        code = json.loads(content).get("code")
+    except (ValueError, AttributeError):
+        return False
+    return code in _ELSEWHERE
+
+
+__all__ = ["Placer", "Placing", "Turns", "id_name", "key_name", "read_whole"]

@@ -1,0 +1,227 @@
+"""Entrance of E2B's API, at a server and at a gateway: finds its requests, answers in its form."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..api import problems
+from ..api.access import origin_policy
+from ..api.access.audit import LONGEST_PATH
+from ..api.access.caller import ADMIN, READ_ONLY, USER, Caller
+from ..api.access.middleware import LOCAL, PEER
+from ..api.service import Service
+from ..errors import RingfenceError, SandboxLost, TooManyRequests
+from .call import ApiError
+from .codec import STATUS, RpcError, rpc_error
+
+logger = logging.getLogger("ringfence.e2b")
+
+ENVD_PORT, INTERPRETER_PORT = 49983, 49999
+HOLDER = "/ringfence/holder"
+"""Path at which a node tells gateways with which key a sandbox was made."""
+_CONTROL = re.compile(
+    r"/(?:v[23]/)?(?:sandboxes|templates|snapshots|teams|volumes|secrets|nodes|access-tokens"
+    r"|api-keys)(?:/|\Z)"
+)
+_HOST = re.compile(r"(\d{1,5})-([a-z0-9-]{1,63})")
+MOST_PORT = 65_535
+
+
+E = TypeVar("E", bound="Entrance")
+
+
+class Entrance:
+    """E2B's API where a request is one of its; every other request goes to `app`.
+
+    Args:
+        app: The application of `/v1`.
+        passing: Class of the requests.
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Service, domain: str, passing: type[Passing[Any]]
+    ) -> None:
+        self._app, self._passing = app, passing
+        self.service, self.domain = service, domain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request or WebSocket."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in reversed(scope["headers"])}
+        place = self._place(scope, headers)
+        if place is None:
+            await self._app(scope, receive, send)
+            return
+        await self._passing(self, scope, receive, send, headers, place).serve()
+
+    def _place(self, scope: Scope, headers: dict[str, str]) -> tuple[str, int] | None:
+        """Return sandbox id and port of a request; both empty for the API; None: it is of `/v1`."""
+        if name := self.name_in(headers):
+            if match := _HOST.fullmatch(name):
+                return match[2], int(match[1])
+            if name == "api":
+                return "", 0
+        if sandbox_id := headers.get("e2b-sandbox-id"):
+            port = headers.get("e2b-sandbox-port", str(ENVD_PORT))
+            return sandbox_id, int(port) if port.isdecimal() and len(port) < 6 else MOST_PORT + 1
+        if scope["path"] in ("/files", HOLDER) and b"signature=" in scope.get("query_string", b""):
+            return "", ENVD_PORT
+        return ("", 0) if _CONTROL.match(scope["path"]) else None
+
+    def name_in(self, headers: dict[str, str]) -> str:
+        """Return the part of the host name before the domain; empty where it is another name."""
+        host = headers.get("host", "").partition(":")[0].lower()
+        suffix = f".{self.domain}"
+        return host.removesuffix(suffix) if self.domain and host.endswith(suffix) else ""
+
+
+class Passing(Generic[E]):
+    """A request on its way."""
+
+    def __init__(
+        self,
+        entrance: E,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[str, str],
+        place: tuple[str, int],
+    ) -> None:
+        self._entrance, self._service = entrance, entrance.service
+        self._scope, self._receive, self._send = scope, receive, send
+        self._headers, (self._sandbox, self._port) = headers, place
+        self._is_of_gateway = False
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        self._began, self._status, self._why = time.monotonic(), 0, ""
+        self._caller: Caller | None = None
+        self._route = "(e2b)"
+        self._path, self._method = scope["path"], scope.get("method", "GET")
+
+    async def serve(self) -> None:
+        """Answer it: with an error in E2B's form if need be."""
+        try:
+            await self._answer()
+        except ClientDisconnect:
+            pass
+        except Exception as exc:
+            if self._status:
+                raise
+            await self._refuse(exc)
+        finally:
+            status, took = self._status or 499, time.monotonic() - self._began
+            self._write_down(status, took)
+            self._service.requests.add(self._route, self._method, status, took)
+
+    async def _answer(self) -> None:
+        raise NotImplementedError
+
+    # -- callers --------------------------------------------------------------------------------
+
+    def _check_origin(self, *, is_page: bool) -> None:
+        """Refuse a host name that is not the server's, and web pages of elsewhere."""
+        policy = self._service.origin_policy
+        if PEER not in self._state and not self._entrance.name_in(self._headers):
+            origin_policy.check_host(policy, self._headers.get("host", ""))
+        if not is_page:  # a sandbox's pages have origins of their own
+            origin, site = self._headers.get("origin"), self._headers.get("sec-fetch-site")
+            origin_policy.check_origin(policy, origin, site)
+
+    def _with_key(self) -> Caller:
+        kind, _, text = self._headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or "x-api-key" in self._headers:
+            text = self._headers.get("x-api-key", "")
+        if not text and PEER in self._state:
+            return Caller(LOCAL, ADMIN)
+        caller = self._service.authenticator.caller(text.strip()) if text else None
+        if caller is None:
+            raise ApiError(401, "the API key is missing or not valid")
+        readers = (READ_ONLY,) if self._method in ("GET", "HEAD") else ()
+        if caller.scope not in (USER, ADMIN, *readers):
+            raise ApiError(403, f"a {caller.scope} key may not do this")
+        return caller
+
+    # -- going out ------------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """See the status on its way out."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif message["type"] == "websocket.accept":
+            self._status = 101
+        await self._send(message)
+
+    async def _refuse(self, exc: Exception) -> None:
+        if self._is_to_slow and self._service.audit.has_enough(self._peer):
+            exc = TooManyRequests("too many refused requests from this address")
+        is_rpc = "." in self._path.lstrip("/").partition("/")[0]
+        is_inside = bool(self._port)
+        response = _error_response(exc, is_rpc=is_rpc, is_inside=is_inside)
+        self._why = getattr(exc, "code", "") or type(exc).__name__
+        if not isinstance(exc, (ApiError, RpcError, RingfenceError)):
+            logger.error("%s %s failed", self._method, self._path, exc_info=exc)
+        await response(self._scope, self._receive, self.send)
+
+    @property
+    def _is_to_slow(self) -> bool:
+        # A gateway is the peer of all its clients, and counts their refusals itself.
+        return self._caller is None and not self._is_of_gateway
+
+    @property
+    def _peer(self) -> str:
+        if PEER in self._state:
+            return f"uid {self._state[PEER]}"
+        host, port = self._scope.get("client") or ("?", 0)
+        return f"{host}:{port}"
+
+    def _write_down(self, status: int, took: float) -> None:
+        audit = self._service.audit
+        if not audit.is_of_interest(self._method, status, self._path):
+            return
+        facts: dict[str, Any] = {
+            "request": os.urandom(16).hex(),
+            "client": self._caller.client if self._caller else None,
+            "key": self._caller.key if self._caller else None,
+            "peer": self._peer,
+            "method": self._method,
+            "path": self._path[:LONGEST_PATH],
+            "status": status,
+            "ms": round(took * 1000, 3),
+        }
+        if self._sandbox:
+            facts["sandbox"] = self._sandbox[:63]
+        if self._why:
+            facts["code"] = self._why
+        audit.write(**facts)
+
+
+def _error_response(exc: Exception, *, is_rpc: bool, is_inside: bool) -> Response:
+    if isinstance(exc, ApiError):
+        if is_rpc and exc.status == 401:
+            return JSONResponse(RpcError("unauthenticated", str(exc)).form, 401)
+        return JSONResponse(exc.form, exc.status)
+    if is_rpc or isinstance(exc, RpcError):
+        error = rpc_error(exc)
+        status = STATUS[error.code]
+        form = error.form if is_rpc else {"code": status, "message": error.message}
+        return JSONResponse(form, status)
+    if isinstance(exc, RingfenceError):
+        if isinstance(exc, SandboxLost):  # its node is gone: for E2B's clients, it was never there
+            gone = ApiError(502 if is_inside else 404, exc.message)
+            return JSONResponse(gone.form, gone.status)
+        status = problems.STATUS.get(exc.code, 500)
+        status = 400 if status == 422 else 507 if exc.code == "storage_full" else status
+        message = f"{exc.message}; {exc.hint}" if exc.hint else exc.message
+        if exc.field:
+            message = f"{exc.field}: {message}"
+        return JSONResponse({"code": status, "message": message}, status)
+    return JSONResponse({"code": 500, "message": "the server failed; its log says why"}, 500)

@@ -1,0 +1,72 @@
+"""E2B's own SDK, unmodified, over a gateway to three nodes: the checks of the suite `e2b`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2b import Sandbox
+from ringfence.model.base.ids import node_of
+from tests.suites import remote
+from tests.suites.e2b.test_e2b import (
+    box,
+    test_a_wrong_key_is_told_so,
+    test_commands,
+    test_files,
+    test_life,
+    test_pause_and_snapshots,
+    test_signed_urls,
+)
+
+from .conftest import node_options
+
+__all__ = [
+    "box",
+    "test_a_wrong_key_is_told_so",
+    "test_commands",
+    "test_files",
+    "test_life",
+    "test_pause_and_snapshots",
+    "test_signed_urls",
+]
+# The SDK leaves the connections of threads to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gateway(cluster: Any) -> Iterator[None]:
+    """A gateway with E2B's API, and the variables that a user sets."""
+    added = [cluster.add_node(**node_options()) for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "CLUSTER", cluster.address)
+        with remote.serving_e2b():
+            yield
+            gc.collect()
+    for each in added:
+        cluster.remove_node(each, allow_graceful=False)
+
+
+def test_lists_and_snapshots_are_of_all_nodes() -> None:
+    """Pages merge in order; a snapshot's name finds its node, and is replaced wherever it was."""
+    made = [Sandbox.create(timeout=60, metadata={"of": "all"}) for _ in range(9)]
+    try:
+        assert 1 < len({node_of(each.sandbox_id) for each in made})
+        found, pages = [], Sandbox.list(limit=4)
+        while pages.has_next:
+            found += [each.sandbox_id for each in pages.next_items()]
+        assert [each.sandbox_id for each in reversed(made)] == found
+        for number, each in enumerate(made):
+            each.files.write("number", str(number))
+            each.create_snapshot(name="shared")
+        with Sandbox.create("shared", timeout=60) as again:
+            assert "8" == again.files.read("number")
+        assert 1 == len(Sandbox.list_snapshots().next_items())
+    finally:
+        for each in made:
+            each.kill()
