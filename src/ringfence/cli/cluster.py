@@ -94,7 +94,7 @@ def _show(given: dict[str, Any], directory: Directory, *, start: bool = False) -
     rows = [
         (
             *(each["node"], each["host"], each["status"]),
-            *(f"{each['active']}/{each['max_sandboxes']}", f"{each['load']:.1f}/{each['cpus']}"),
+            *(f"{each['active']}/{each['max_sandboxes']}", f"{each['load']:.1f}/{each['cpus']:g}"),
             f"{each['free_memory_bytes'] >> 20} MiB",
             *(",".join(each["tiers"]), ",".join(each["backends"])),
         )

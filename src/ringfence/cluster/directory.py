@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
 from dataclasses import asdict, replace
 
 from ..api.access.gateways import SECRET_BYTES
@@ -14,7 +13,7 @@ from ..store.records import KeyRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -34,8 +33,10 @@ def connect(address: str, name: str) -> Directory:
         BackendUnavailable: Ray is not installed, or in a version that was not tried.
         ServerUnreachable: No Ray cluster is there.
     """
-    # Both are read when Ray is imported. A head that is gone must be noticed in seconds.
+    # Both are read when Ray is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Without its head for so long, Ray ends this process: a head may take minutes to come back.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     try:
         import ray
     except ImportError as exc:
@@ -258,12 +259,3 @@ def _key_of(value: bytes) -> KeyRecord:
     for name in _BYTES:
         form[name] = None if form[name] is None else bytes.fromhex(form[name])
     return KeyRecord(**form)
-
-
-def prune_bindings(directory: Directory, keep_s: float, gone: Iterable[str]) -> None:
-    """Forget idempotency keys that are older than `keep_s`, and those of nodes that are gone."""
-    lost, before = set(gone), time.time() - keep_s
-    for key, value in directory.many("bind/").items():
-        node, _, bound_at = value.decode().partition(" ")
-        if node in lost or float(bound_at) < before:
-            directory.remove(key)

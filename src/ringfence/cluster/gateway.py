@@ -22,9 +22,10 @@ from ..model.execution.execution import ExecutionRequest
 from ..model.spec import SandboxSpec
 from .nodes import KEYS_S
 from .placement import Need
-from .placing import AGAIN_S, WAIT_S, Placer, Placing, Turns, id_name, key_name, read_whole
+from .placing import AGAIN_S, WAIT_S, Placer, Placing, id_name, key_name, read_whole
 from .proxy import Inbound, Proxy
 from .scatter import MERGED, Scatter
+from .turns import Turns
 from .upstream import NotSent
 
 TYPE_CHECKING = False
@@ -64,8 +65,9 @@ class Behind:
     ) -> None:
         self.service, self.directory = service, directory
         self.nodes, self.proxy = nodes, proxy
-        self.scatter = Scatter(nodes, proxy, service)
-        self.placer = Placer(directory, nodes, proxy, self.scatter, Turns())
+        self.scatter = Scatter(directory, nodes, proxy, service)
+        turns = Turns(directory, nodes)
+        self.placer = Placer(directory, nodes, proxy, self.scatter, turns)
         service.behind = self
 
     async def by_id(self, any_id: str, inbound: Inbound) -> None:
@@ -89,7 +91,7 @@ class Behind:
             SandboxLost: That node is gone.
         """
         tag = node_of(any_id)
-        if (found := self.nodes.find(tag)) is not None:
+        if (found := self.nodes.find(tag) or self.nodes.heir(any_id, tag)) is not None:
             return found
         self.nodes.check_lost(any_id, tag, caller.sees)
         bound = await self.placer.bound(id_name(any_id)) if any_id else ""

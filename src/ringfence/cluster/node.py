@@ -8,6 +8,7 @@ with its sandboxes when nobody renews its lease, and what comes next has another
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import logging
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.5
 LEASE_S = 15.0
+_HEAD_S = 60.0  # without an answer of Ray's head; a raylet without one ends then, too
 _OUTLIVE_S = 30.0  # of sandboxes whose daemon and actor are both gone
 _START_S = 60.0
 _ANSWER_S = 5.0
+_CORES_OF_SHARD, _MOST_SHARDS = 4, 32
+_CHANGES_BEATS = 20  # after a daemon's start; by then every gateway knows the node
 _FACTS_S = 15.0  # between two looks at what changes seldom
 _MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
 _MOST_WHY = 1000
@@ -77,24 +81,49 @@ def find(name: str, ray_id: str) -> Any:
 
 
 class Node:
-    """The actor. Its thread renews the lease, and says how the node is, twice a second."""
+    """The actor: one shard for every so many processors, as one Python daemon uses little more than one."""
 
     def __init__(self, name: str, ray_id: str) -> None:
-        self._directory, self._ray_id = Directory(name), ray_id
+        count = Directory(name).config().get("shards") or _shards()
+        self._shards = [Shard(name, ray_id, i, count) for i in range(count)]
+
+    def tag(self) -> str:
+        """The first shard's name in ids."""
+        return self._shards[0].tag
+
+    def stop(self) -> None:
+        """End every shard's daemon with its sandboxes, and be no node any more."""
+        for each in self._shards:
+            each.stop()
+
+
+class Shard:
+    """A daemon. A thread renews its lease, and says how it is, twice a second.
+
+    For gateways each shard is a node: ids have its name.
+    """
+
+    def __init__(self, name: str, ray_id: str, index: int, count: int) -> None:
+        self._directory, self._ray_id, self._count = Directory(name), ray_id, count
         config = self._directory.config()
         self._base = config.pop("base", "") or os.path.join(state_directory(), "nodes", name)
         self._config = config
         self._raylet = os.getppid()
-        self._beat, self._facts_at = 0, 0.0
+        self._beat, self._facts_at, self._started_at = 0, 0.0, 0
+        self._changed: dict[str, bytes] = {}
         self._facts: dict[str, Any] = {}
         self._listed: list[dict[str, Any]] = []
         self._ended, self._lock = threading.Event(), threading.Lock()
         # Of this Ray node there was a daemon before, if the actor is here for the second time.
-        self._tag = (self._directory.get(f"tag/{ray_id}") or b"").decode() or ray_id[:8]
+        self._tag_key = f"tag/{ray_id}/{index}" if index else f"tag/{ray_id}"
+        first = hashlib.sha256(f"{ray_id}/{index}".encode()).hexdigest() if index else ray_id
+        self._tag = (self._directory.get(self._tag_key) or b"").decode() or first[:8]
         self._directory.put(f"claim/{self._tag}", b"")
         self._sweep()
+        self._heard_at = time.monotonic()
         self._thread = threading.Thread(target=self._live, name="node", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._hold, name="lease", daemon=True).start()
 
     def _sweep(self) -> None:
         """Remove what nodes left that were on this machine before, and whose daemons have ended."""
@@ -107,16 +136,10 @@ class Node:
                 succession.stop(place)
                 shutil.rmtree(place, ignore_errors=True)
 
-    # -- called by gateways and `ringfence cluster` ---------------------------------------------
-
+    @property
     def tag(self) -> str:
-        """The node's name in ids."""
+        """The shard's name in ids."""
         return self._tag
-
-    def drain(self, draining: bool = True) -> None:
-        """Take no new sandboxes, or take them again."""
-        key = f"drain/{self._tag}"
-        self._directory.put(key, b"1") if draining else self._directory.remove(key)
 
     def stop(self) -> None:
         """End the daemon and all its sandboxes, and be no node any more."""
@@ -139,6 +162,14 @@ class Node:
             ):
                 self._look()
 
+    def _hold(self) -> None:
+        """Renew the lease, also while the head of Ray starts again: its store then blocks for seconds."""
+        while not self._ended.wait(BEAT_S):
+            is_known = time.monotonic() - self._heard_at < _HEAD_S
+            if is_known and os.getppid() == self._raylet:
+                with contextlib.suppress(OSError):
+                    self._renew()
+
     def _leave(self) -> None:
         """End with the raylet: for the cluster this node is gone, and Ray ends this actor in seconds."""
         self._ended.set()
@@ -152,16 +183,28 @@ class Node:
             return
         if self._directory.get(f"lost/{self._tag}") is not None:
             self._become_another()
-        self._renew()
+        self._heard_at = time.monotonic()
+        os.makedirs(self._place, mode=0o700, exist_ok=True)
         try:
             state = self._state()
         except (OSError, http.client.HTTPException):
             if not self._serves():
                 self._start()
             return
+        self._change()
         self._beat += 1
         state |= {"beat": f"{os.getpid()}-{self._beat}", "sampled_at": time.time()}
         self._directory.put(f"node/{self._tag}", json.dumps(state).encode())
+
+    def _change(self) -> None:
+        """Apply what was changed at run time before this daemon came; gateways ask the others."""
+        if self._beat - self._started_at > _CHANGES_BEATS:
+            return
+        for key, body in self._directory.many("changed/").items():
+            if self._changed.get(key) != body:
+                method, path = key.removeprefix("changed/").split(" ")
+                self._ask(method, path, body)
+                self._changed[key] = body
 
     def _become_another(self) -> None:
         """A gateway has called the sandboxes lost: they must be, before others are made here."""
@@ -169,7 +212,7 @@ class Node:
         self._end()
         self._tag = os.urandom(4).hex()
         self._directory.put(f"claim/{self._tag}", b"")
-        self._directory.put(f"tag/{self._ray_id}", self._tag.encode())
+        self._directory.put(self._tag_key, self._tag.encode())
         self._listed = []
 
     def _end(self) -> None:
@@ -179,7 +222,6 @@ class Node:
         shutil.rmtree(place, ignore_errors=True)
 
     def _renew(self) -> None:
-        os.makedirs(self._place, mode=0o700, exist_ok=True)
         path = os.path.join(self._place, LEASE)
         with open(f"{path}.new", "w", encoding="ascii") as file:
             file.write(f"{os.getpid()}-{time.monotonic_ns()}")
@@ -204,9 +246,13 @@ class Node:
         self._write(_KEY, key.encode())
         host = ray.util.get_node_ip_address()
         membership = {"node": self._tag, "lease_s": LEASE_S}
+        manager = self._config.get("manager", {})
+        if most := manager.get("max_sandboxes"):  # the node's
+            manager = {**manager, "max_sandboxes": -(-most // self._count)}
         form = {
             "outlive_s": _OUTLIVE_S,
             **self._config,
+            "manager": manager,
             "state_dir": place,
             "listen": f"{f'[{host}]' if ':' in host else host}:0",
             "tls_certificate": os.path.join(place, _CERTIFICATE),
@@ -231,6 +277,7 @@ class Node:
             why = started.stderr.decode(errors="replace").strip()[-_MOST_WHY:]
             self._directory.put(f"trouble/{self._tag}", why.encode())
             return
+        self._started_at, self._changed = self._beat, {}
         self._directory.remove(f"trouble/{self._tag}")
         self._write(_ADDRESSES, started.stdout)
 
@@ -249,9 +296,9 @@ class Node:
             "machine": machine(),
             "socket": os.path.join(self._place, SOCKET),
             "address": self._address(),
-            "free_memory_bytes": _free_memory(),
-            "cpus": os.cpu_count() or 1,
-            "load": os.getloadavg()[0],
+            "free_memory_bytes": _free_memory() // self._count,
+            "cpus": len(os.sched_getaffinity(0)) / self._count,
+            "load": os.getloadavg()[0] / self._count,
             "active": stats["active_sandboxes"],
             "max_sandboxes": stats["max_sandboxes"],
             "waiting": stats["waiting"],
@@ -288,9 +335,13 @@ class Node:
             self._listed = shown
 
     def _get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path)
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         connection = _UnixConnection(os.path.join(self._place, SOCKET))
         try:
-            connection.request("GET", path)
+            kind = {} if body is None else {"content-type": "application/json"}
+            connection.request(method, path, body, kind)
             response = connection.getresponse()
             found: dict[str, Any] = json.loads(response.read())
             if response.status != 200:
@@ -315,6 +366,10 @@ def _environment() -> dict[str, str]:
     """The environment without what Ray sets for its workers."""
     left = ("RAY_", "OMP_NUM_THREADS", "LD_PRELOAD")
     return {name: value for name, value in os.environ.items() if not name.startswith(left)}
+
+
+def _shards() -> int:
+    return max(1, min(_MOST_SHARDS, len(os.sched_getaffinity(0)) // _CORES_OF_SHARD))
 
 
 def _free_memory() -> int:

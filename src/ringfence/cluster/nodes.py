@@ -8,13 +8,14 @@ import json
 import logging
 import os
 import random
+import secrets
 import socket
 import time
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ..errors import RingfenceError, SandboxLost, ServerUnreachable
-from .placement import NodeState, choose
+from .placement import Fleet, NodeState, rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +98,11 @@ class Lost:
 
 
 class Nodes:
-    """All nodes. Read on the event loop; `look` runs in a thread, twice a second."""
+    """All nodes. Read on the event loop; `look` runs in a thread, twice a second.
+
+    Attributes:
+        gateway: A name of this gateway, of which the store has a beat.
+    """
 
     def __init__(self, directory: Directory, start: Callable[[str], Any]) -> None:
         self._directory, self._start = directory, start
@@ -105,9 +110,13 @@ class Nodes:
         self._lost: dict[str, Lost] = {}
         self._started: dict[str, float] = {}
         self._random = random.Random()
+        self._fleet = Fleet()
+        self.gateway, self._beats = secrets.token_hex(8), 0
         self._looked_at = 0.0
         self._troubles: dict[str, str] = {}
-        manager = directory.config().get("manager", {})
+        config = directory.config()
+        self._shares_snapshots = bool(config.get("snapshot_store"))
+        manager = config.get("manager", {})
         self._most_of_client: int | None = manager.get("max_of_client")
 
     # -- looking --------------------------------------------------------------------------------
@@ -134,12 +143,20 @@ class Nodes:
                 self._judge(known, ray_nodes[form["ray_id"]], now - known.heard_at)
         for tag in lost - self._lost.keys():
             self._lose(tag, "the cluster gave it up")
+        self._beats += 1
+        self._directory.put(f"gateway/{self.gateway}", str(self._beats).encode())
+        self._rank()
         self._looked_at = now
         found = self._directory.many("trouble/")
         self._troubles = {
             key.removeprefix("trouble/"): value.decode(errors="replace")
             for key, value in found.items()
         }
+
+    def _rank(self) -> None:
+        """Let the ready nodes be chosen from, as they are now."""
+        fleet = Fleet(each.state() for each in self.ready())
+        self._fleet = fleet  # at once: the event loop chooses meanwhile
 
     def _judge(self, known: Known, raylet: tuple[str, int], silent_s: float) -> None:
         """Give up a silent node, if its raylet is gone: Ray itself takes 15 s to say so.
@@ -222,6 +239,18 @@ class Nodes:
         """Say which nodes' daemons do not start, and why; empty where all do."""
         return "; ".join(f"node {tag}: {why}" for tag, why in sorted(self._troubles.items()))
 
+    def heir(self, any_id: str, tag: str) -> Known | None:
+        """The node that takes over a snapshot of a lost one from the shared store."""
+        if not self._shares_snapshots or tag not in self._lost or not any_id.startswith("snap-"):
+            return None
+        ready = {each.tag: each for each in self.ready()}
+        # Each gateway finds the same one, so that two restores fetch it once.
+        return next((ready[each] for each in rendezvous(any_id, ready)), None)
+
+    def is_lost(self, tag: str) -> bool:
+        """Whether the node of this name is gone for good."""
+        return tag in self._lost
+
     def find(self, tag: str) -> Known | None:
         """The node of this name."""
         return self._known.get(tag)
@@ -252,16 +281,19 @@ class Nodes:
         """Choose a node for a new sandbox.
 
         Raises:
-            RingfenceError: See `placement.choose`.
+            RingfenceError: See `Fleet.choose`.
             ServerUnreachable: There is no node at all.
         """
-        ready = self.ready()
-        if not ready:
-            raise self._none()
-        chosen = choose(need, [each.state() for each in ready], self._random)
-        known = self._known[chosen.node_id]
-        known.pending += 1
-        return known
+        fleet = self._fleet
+        while len(fleet):
+            chosen = fleet.choose(need, self._random)
+            if (known := self._known.get(chosen.node_id)) is None:
+                fleet.remove(chosen.node_id)
+                continue
+            known.pending += 1
+            fleet.put(known.state())
+            return known
+        raise self._none()
 
 
 def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:

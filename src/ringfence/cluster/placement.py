@@ -17,7 +17,7 @@ from ..errors import BackendUnavailable, ImageNotFound, ResourceExhausted, Ringf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from random import Random
 
     _Trait = tuple[str, str]
@@ -104,28 +104,6 @@ class Need:
     strategy: str = SPREAD
     pulls_image: bool = False
     avoid: frozenset[str] = frozenset()
-
-
-def choose(need: Need, nodes: Sequence[NodeState], random: Random) -> NodeState:
-    """Choose a node of a list that is used once, looking at each; `Fleet` is for lists that last.
-
-    Args:
-        need: What it must have.
-        nodes: The nodes of the cluster.
-        random: Where draws come from; seeded, the choice is repeatable.
-
-    Raises:
-        BackendUnavailable, ImageNotFound, ResourceExhausted: As `Fleet.choose`.
-    """
-    able = [state for state in nodes if _meets(need, state)]
-    if not able:
-        raise _refusal(need, nodes)
-    newest = max(state.sampled_at for state in nodes)
-    if need.strategy == PACK:
-        return _best(able, need, newest)
-    near = [state for state in able if _cost(state, need) == 0]
-    drawn = random.sample(able, min(2, len(able))) + random.sample(near, min(2, len(near)))
-    return _best(drawn, need, newest)
 
 
 def rendezvous(key: str, nodes: Iterable[str], count: int = 1) -> list[str]:

@@ -8,15 +8,18 @@ import json
 import time
 from dataclasses import dataclass, field, replace
 
+from ..api.access import gateways
 from ..api.access.caller import USER
 from ..errors import RingfenceError, ServerUnreachable
 from ..model.base.ids import node_of
+from .bindings import Binding
 from .placement import Need
 from .proxy import note_made, send_whole
 from .upstream import NotSent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ..api.access.caller import Caller
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .nodes import Known, Nodes
     from .proxy import Inbound, Proxy
     from .scatter import Scatter
+    from .turns import Turns
     from .upstream import Headers
 
     Whole = tuple[int, Headers, bytes]
@@ -32,6 +36,7 @@ WAIT_S = 10.0
 """For a node whose daemon is being started again."""
 AGAIN_S = 0.1
 _TRIES = 3
+_MADE = gateways.MADE.encode()
 _FULL = (422, 503)
 """Answers to a create that another node may answer otherwise: no backend, no room."""
 _ELSEWHERE = ("resource_exhausted", "backend_unavailable", "image_not_found", "unsupported", 503)
@@ -113,13 +118,15 @@ class Placer:
             placing.tried.add(node.tag)
             if await self._unbind(placing.names, node):
                 return None
+        await self._note(placing.names, node, whole[1])
         return whole
 
     def _fixed(self, placing: Placing) -> Known | None:
         if not placing.near:
             return self._nodes.find(placing.node)
         tag = node_of(placing.near)
-        if (found := self._nodes.find(tag)) is None:
+        found = self._nodes.find(tag) or self._nodes.heir(placing.near, tag)
+        if found is None:
             self._nodes.check_lost(placing.near, tag, placing.inbound.caller.sees)
         return found
 
@@ -149,74 +156,38 @@ class Placer:
 
     async def bound(self, name: str) -> str:
         """The node that a name is bound to; empty for none."""
-        loop = asyncio.get_running_loop()
-        value = await loop.run_in_executor(None, self._directory.get, f"bind/{name}")
-        return (value or b"").decode().partition(" ")[0]
+        value = await self._call(self._directory.get, f"bind/{name}")
+        return Binding.read(value).node if value else ""
 
     async def bind(self, names: list[str], node: Known) -> Known:
         """Bind names to a node, unless they are bound to one that lives; the node they are bound to."""
-        loop = asyncio.get_running_loop()
         for name in names:
-            key = f"bind/{name}"
-            value = f"{node.tag} {time.time():.0f}".encode()
-            found = await loop.run_in_executor(None, self._directory.put_first, key, value)
-            tag = found.decode().partition(" ")[0]
-            if tag == node.tag:
-                continue
-            known = self._nodes.find(tag)
+            key, value = f"bind/{name}", Binding(node.tag, time.time()).written()
+            found = Binding.read(await self._call(self._directory.put_first, key, value))
+            known = node if found.node == node.tag else self._nodes.find(found.node)
             if known is None:  # what was made there is lost
-                await loop.run_in_executor(None, self._directory.put, key, value)
+                await self._call(self._directory.put, key, value)
             else:
                 node = known
         return node
 
+    async def _note(self, names: list[str], node: Known, headers: Headers) -> None:
+        """Write down what names stand for, so that they are not forgotten while it lives."""
+        made = next((value for name, value in headers if name == _MADE), b"").decode("latin-1")
+        for name in names if made else ():
+            value = Binding(node.tag, time.time(), made).written()
+            await self._call(self._directory.put, f"bind/{name}", value)
+
     async def _unbind(self, names: list[str], node: Known) -> bool:
         """Free names that a node has refused; False where another gateway has bound them anew."""
-        loop = asyncio.get_running_loop()
         for name in names:
             if await self.bound(name) != node.tag:
                 return False
-            await loop.run_in_executor(None, self._directory.remove, f"bind/{name}")
+            await self._call(self._directory.remove, f"bind/{name}")
         return True
 
-
-class Turns:
-    """Creates of one name, or of one bounded client, take turns; without either, none waits."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, list[int]]] = {}
-
-    def of(self, caller: Caller, names: list[str]) -> _Turn:
-        """The turn of a request."""
-        if caller.max_sandboxes is not None:
-            return _Turn(self._locks, f"owner {caller.client}")
-        return _Turn(self._locks, names[0] if names else "")
-
-
-class _Turn:
-    def __init__(self, locks: dict[str, tuple[asyncio.Lock, list[int]]], name: str) -> None:
-        self._locks, self._name = locks, name
-
-    async def __aenter__(self) -> None:
-        if self._name:
-            lock, users = self._locks.setdefault(self._name, (asyncio.Lock(), [0]))
-            users[0] += 1
-            try:
-                await lock.acquire()
-            except BaseException:
-                self._leave(users)
-                raise
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._name:
-            lock, users = self._locks[self._name]
-            lock.release()
-            self._leave(users)
-
-    def _leave(self, users: list[int]) -> None:
-        users[0] -= 1
-        if not users[0]:
-            del self._locks[self._name]
+    async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
 
 def id_name(any_id: str) -> str:
@@ -284,4 +255,4 @@ def _is_elsewhere(content: bytes) -> bool:
     return code in _ELSEWHERE
 
 
-__all__ = ["Placer", "Placing", "Turns", "id_name", "key_name", "read_whole"]
+__all__ = ["Placer", "Placing", "id_name", "key_name", "read_whole"]

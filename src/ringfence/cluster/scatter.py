@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ..api.service import Service
+    from .directory import Directory
     from .nodes import Known, Nodes
     from .proxy import Proxy
 
@@ -48,7 +49,8 @@ _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 class Scatter:
     """ASGI application of the routes in `MERGED`."""
 
-    def __init__(self, nodes: Nodes, proxy: Proxy, service: Service) -> None:
+    def __init__(self, directory: Directory, nodes: Nodes, proxy: Proxy, service: Service) -> None:
+        self._directory = directory
         self._nodes, self._proxy, self._service = nodes, proxy, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,12 +200,24 @@ class Scatter:
         return json_answer(_pools(await self.ask_all(scope, "GET", target_of(scope))))
 
     async def change_pools(self, scope: Scope, receive: Receive) -> Response:
-        body = await _body(receive)
-        return json_answer(_pools(await self.ask_all(scope, "PUT", target_of(scope), body)))
+        return json_answer(_pools(await self._change(scope, receive, "PUT")))
 
     async def change_config(self, scope: Scope, receive: Receive) -> Response:
-        body = await _body(receive)
-        return json_answer((await self.ask_all(scope, "PATCH", target_of(scope), body))[0])
+        return json_answer((await self._change(scope, receive, "PATCH"))[0])
+
+    async def _change(self, scope: Scope, receive: Receive, method: str) -> list[Form]:
+        """Change every node; nodes that come later take it from the store."""
+        body, target = await _body(receive), target_of(scope)
+        forms = await self.ask_all(scope, method, target, body)
+        path = scope["state"]["found"].path
+
+        def note() -> None:
+            before = json.loads(self._directory.get(f"changed/{method} {path}") or b"{}")
+            after = loads(body) if method == "PUT" else {**before, **json_object(loads(body), "")}
+            self._directory.put(f"changed/{method} {path}", json.dumps(after).encode())
+
+        await asyncio.get_running_loop().run_in_executor(None, note)
+        return forms
 
     async def execution_info(self, scope: Scope, _receive: Receive) -> Response:
         """The first node's, with every tier and executor that any node has."""

@@ -18,6 +18,7 @@ from ..daemon.serve import have_many_files, run, settings_of
 from ..errors import InvalidRequest
 from ..model.places import state_directory
 from . import node
+from .bindings import keep_pruning
 from .directory import KeyRing, connect
 from .gateway import Behind, Gateway, GatewayService
 from .nodes import Nodes, keep_looking, keep_reading
@@ -92,7 +93,8 @@ def serve(
                 service.authenticator.read()
                 loop.call_soon_threadsafe(service.open_requests.look)
 
-            return [keep_looking(nodes), keep_reading(keys, changed)]
+            pruning = keep_pruning(directory, nodes, behind.scatter)
+            return [keep_looking(nodes), keep_reading(keys, changed), pruning]
 
         run(config, app, _front(config, app, behind), held, ready, beside)
         service.authenticator.flush()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SOCKET = "ringfence.sock"
 _DAY_S = 86_400.0
+_MOST_SHARDS = 32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,6 +49,10 @@ class DaemonConfig(Model):
         bounds: How much is taken in, and how patiently.
         e2b: E2B's API on the same sockets, as its SDKs call it; None: it is not served.
         membership: In a cluster, whose node actor starts the daemon; None: it is of none.
+        shards: In a cluster: servers of each node, each a node of its own to gateways; 0: one for every
+            four processors.
+        snapshot_store: In a cluster: where snapshots outlive their node, as fsspec reads it: a directory
+            that all nodes share, or `s3://BUCKET/PREFIX`; empty for none.
         log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
 
@@ -66,6 +71,8 @@ class DaemonConfig(Model):
     outlive_s: float = 600.0
     e2b: E2BSettings | None = None
     membership: Membership | None = None
+    shards: int = 0
+    snapshot_store: str = ""
     log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
@@ -78,6 +85,8 @@ class DaemonConfig(Model):
             checks.absolute_path(root, f"host_roots[{i}]")
         HostNetworks(self.host_networks)
         checks.text(self.backends_file, "backends_file")
+        checks.text(self.snapshot_store, "snapshot_store")
+        checks.integer(self.shards, "shards", 0, _MOST_SHARDS)
         checks.choice(self.log_level, "log_level", LEVELS, "debug, info, warning or error")
         checks.flag(self.allow_public, "allow_public")
         checks.number(self.outlive_s, "outlive_s", 0.0, _DAY_S)

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from ..errors import RingfenceError
+from ..errors import InvalidRequest, RingfenceError
 from ..linux.malloc import M_ARENA_MAX, mallopt
 from .membership import hold_lease, read_secret
 from .succession import LEAVE
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ..api.service import Service, Settings
+    from ..snapshots.shared import SharedSnapshots
     from .config import DaemonConfig
     from .holding import Held
 
@@ -74,6 +75,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
                 state_dir=held.directory,
                 backends=config.backends,
                 outlive_s=config.outlive_s or None,
+                shared=_shared(config),
             )
         )
         try:
@@ -102,6 +104,22 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             liveness.save(manager)
             logging.shutdown()
             os._exit(0)
+
+
+def _shared(config: DaemonConfig) -> SharedSnapshots | None:
+    """The store in which snapshots outlive this node.
+
+    Raises:
+        InvalidRequest: This server is no node of a cluster, whose secret the store needs.
+    """
+    if not config.snapshot_store:
+        return None
+    if config.membership is None:
+        hint = "remove it, or start a gateway with it: `ringfence serve --cluster`"
+        raise InvalidRequest("is for nodes of a cluster", field="snapshot_store", hint=hint)
+    from ..snapshots.shared import SharedSnapshots
+
+    return SharedSnapshots(config.snapshot_store, read_secret(config.state_dir))
 
 
 def _flush(service: Service) -> None:

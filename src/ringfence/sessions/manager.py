@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..model.manager_stats import Health, ManagerStats
     from ..model.session import Snapshot
     from ..sandbox.sync import Sandbox
+    from ..snapshots.shared import SharedSnapshots
     from ..store.directory import StateDirectory
     from .forks import Carry
 
@@ -91,7 +92,9 @@ class SessionManager:
         background: bool = True,
         clock: Clock | None = None,
         outlive_s: float | None = None,
+        shared: SharedSnapshots | None = None,
     ) -> None:
+        self.shared = shared  # where snapshots outlive this machine
         self.config, self.clock = config or ManagerConfig(), clock or Clock()
         self.has_background = background
         self.not_ours: list[str] = []  # left by earlier managers, of backends that are not here

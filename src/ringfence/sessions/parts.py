@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..model.client_session import ClientSession
 from ..model.granted import SandboxCapabilities
+from ..snapshots.shared import SharedSnapshots
 from ..store.store import Store
 from .admission import Slots
 from .catalogue.index import SessionIndex
@@ -38,6 +39,7 @@ class Manager(Protocol):
     reaper: Reaper
     has_background: bool
     not_ours: list[str]
+    shared: SharedSnapshots | None
 
     @property
     def templates(self) -> Resolver: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ..errors import InvalidRequest, RingfenceError, SnapshotNotFound
 from ..model.spec import SandboxSpec
@@ -50,8 +50,13 @@ def changes(manager: Manager, live: Live, since: str | None, client_id: str | No
 
 def _owned(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
     try:
-        manager.store.add_snapshot(_record(live, made))
+        record = _record(live, made)
+        manager.store.add_snapshot(record)
+        if manager.shared is not None and not made.metadata.get("ringfence.fork"):
+            # Before it is answered: from then on it is not lost with this machine.
+            manager.shared.push(_catalogue(manager), made.id, asdict(record))
     except BaseException:
+        manager.store.remove_snapshot(made.id)
         with suppress(RingfenceError):
             manager.maker.backends[live.backend].delete_snapshot(made.id)
         raise
@@ -97,11 +102,32 @@ def need(manager: Manager, snapshot_id: str, client_id: str | None) -> SnapshotR
     Raises:
         SnapshotNotFound: It does not exist, or belongs to another client: the message is the same.
     """
-    found = manager.store.snapshot(snapshot_id)
+    found = manager.store.snapshot(snapshot_id) or _taken_over(manager, snapshot_id, client_id)
     known = found is not None and found.backend in manager.maker.backends
     if found is None or not known or client_id not in (None, found.owner):
         raise SnapshotNotFound(f"no snapshot {snapshot_id!r}")
     return found
+
+
+def _taken_over(manager: Manager, snapshot_id: str, client_id: str | None) -> SnapshotRecord | None:
+    """Take a snapshot over from the shared store: the machine that had it may be gone."""
+    shared = manager.shared
+    if shared is None or (owner := shared.owner(snapshot_id)) is None:
+        return None
+    if client_id not in (None, owner):
+        return None
+    form = shared.pull(_catalogue(manager), snapshot_id)
+    if form is None:
+        return None
+    record = SnapshotRecord(**form)
+    with suppress(RingfenceError):  # another request was faster
+        manager.store.add_snapshot(record)
+    return manager.store.snapshot(snapshot_id)
+
+
+def _catalogue(manager: Manager) -> str:
+    assert manager.store.directory is not None  # whoever has a shared store has one
+    return manager.store.directory.file("snapshots")
 
 
 def spec_of(record: SnapshotRecord) -> SandboxSpec:
@@ -111,7 +137,13 @@ def spec_of(record: SnapshotRecord) -> SandboxSpec:
 
 def delete(manager: Manager, snapshot_id: str, client_id: str | None) -> None:
     """Remove one; the record last, so that what is left of a crash still has an owner."""
-    record = manager.store.snapshot(snapshot_id)
+    record, shared = manager.store.snapshot(snapshot_id), manager.shared
+    if shared is not None:
+        owner = shared.owner(snapshot_id)
+        if owner is not None and client_id in (None, owner):
+            shared.remove(snapshot_id)
+            if record is None:
+                return
     if client_id is not None:
         need(manager, snapshot_id, client_id)
     backends = manager.maker.backends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,14 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from ringfence.client import Client
-from ringfence.errors import SandboxLost, Unauthenticated
+from ringfence.cluster import admin
+from ringfence.cluster.bindings import KEEP_S, Binding, prune
+from ringfence.cluster.directory import Directory
+from ringfence.cluster.nodes import Nodes
+from ringfence.cluster.proxy import Proxy
+from ringfence.cluster.scatter import Scatter
+from ringfence.cluster.tls import client_context, identity
+from ringfence.cluster.upstream import Pool
+from ringfence.errors import QuotaExceeded, SandboxLost, SnapshotNotFound, Unauthenticated
 from ringfence.model.base.ids import node_of
 
 from .conftest import node_options
@@ -29,9 +40,11 @@ PATIENCE_S = 60.0
 class Gateway:
     """A running `ringfence serve --cluster`."""
 
-    def __init__(self, address: str, state_dir: Path) -> None:
+    def __init__(
+        self, address: str, state_dir: Path, *more: str, name: tuple[str, ...] = NAME
+    ) -> None:
         command = [sys.executable, "-m", "ringfence", "serve", "--json", "--cluster", address]
-        options = ["--state-dir", str(state_dir), "--listen", "127.0.0.1:0", *NAME]
+        options = ["--state-dir", str(state_dir), "--listen", "127.0.0.1:0", *name, *more]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -43,6 +56,43 @@ class Gateway:
         self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def test_a_node_has_a_daemon_for_each_shard(cluster: Any, tmp_path: Path) -> None:
+    """Each is a node of its own to gateways, and together they have the room of one node."""
+    name = ("--cluster-name", "sharded")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"shards": 2, "manager": {"max_sandboxes": 8}}))
+    gateway = Gateway(cluster.address, tmp_path, "--config", str(config), name=name)
+    try:
+        directory = Directory("sharded")
+        _until(lambda: 2 == len(admin.nodes(directory)))
+        shards = admin.nodes(directory)
+        assert 1 == len({each["ray_id"] for each in shards})
+        assert [4, 4] == [each["max_sandboxes"] for each in shards]
+        daemons = [_daemon_of(each) for each in shards]
+        with Client(gateway.unix) as client:
+            made = _create_on_each(client, 2)
+            assert {each["node"] for each in shards} == made.keys()
+            # Draining one: its sandboxes stay, and new ones go to the other.
+            drained, other = made
+            admin.drain(directory, drained)
+            _until(lambda: any("draining" == each["status"] for each in admin.nodes(directory)))
+            _until(lambda: other == _place_of_new(client), 10.0)
+            assert {other} == {_place_of_new(client) for _ in range(5)}
+            assert b"on\n" == made[drained].exec(["echo", "on"]).stdout
+            admin.drain(directory, drained, draining=False)
+            _until(lambda: drained == _place_of_new(client))
+        command = [sys.executable, "-m", "ringfence", "cluster", "down"]
+        subprocess.run([*command, "--address", cluster.address, *name], check=True)
+        assert not any(os.path.exists(f"/proc/{each}") for each in daemons)
+    finally:
+        gateway.end()
+
+
+def _place_of_new(client: Client) -> str:
+    with client.create() as made:
+        return node_of(made.id)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +115,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway(cluster: Any, three: list[Any], place: Path) -> Iterator[Gateway]:
-    found = Gateway(cluster.address, place)
+    config = place / "config.json"
+    config.write_text(json.dumps({"snapshot_store": str(place / "shared")}))
+    found = Gateway(cluster.address, place, "--config", str(config))
     with Client(found.unix) as client:
         _until(lambda: 3 == len(_nodes(cluster)))
         client.stats()
@@ -75,9 +127,6 @@ def gateway(cluster: Any, three: list[Any], place: Path) -> Iterator[Gateway]:
 
 
 def _nodes(cluster: Any) -> list[dict[str, Any]]:
-    from ringfence.cluster import admin
-    from ringfence.cluster.directory import Directory
-
     return [each for each in admin.nodes(Directory(NAME[1])) if each["status"] != "lost"]
 
 
@@ -132,6 +181,74 @@ def test_three_nodes_are_one_server(cluster: Any, gateway: Gateway, place: Path)
             assert [] == client.list()
     finally:
         other.end()
+
+
+def test_a_bound_holds_exactly_at_two_gateways(cluster: Any, gateway: Gateway, place: Path) -> None:
+    """Without turns, both find room for the last one; a gateway that died within one is passed over."""
+    other = Gateway(cluster.address, place / "bound")
+    try:
+        with Client(gateway.unix) as admin, ThreadPoolExecutor(8) as threads:
+            key = admin.make_key("bob", max_sandboxes=3)["key"]
+            clients = [Client(each.tcp, key=key) for each in (gateway, other) for _ in range(4)]
+            stale = Directory(NAME[1])
+            turn = f"turn/{hashlib.sha256(b'bob').hexdigest()[:32]}/"
+            stale.put(f"{turn}000000000007", b"of-the-dead 1")
+            made = [each for each in threads.map(_created, clients) if each]
+            assert 3 == len(made) == len(admin.list())
+            assert 1 == len(stale.list(turn))
+            for each in made:
+                admin.get(each).terminate()
+            for client in clients:
+                client.close()
+    finally:
+        other.end()
+
+
+def _created(client: Client) -> str:
+    try:
+        return client.create().id
+    except QuotaExceeded:
+        return ""
+
+
+def test_changes_reach_a_node_that_comes_later(cluster: Any, gateway: Gateway) -> None:
+    with Client(gateway.unix) as client:
+        before = len(_nodes(cluster))
+        pools = client.pool()["config"]
+        client.change_pool(min_warm=pools["min_warm"] + 1)
+        added = cluster.add_node(**node_options())
+        _until(lambda: len(_nodes(cluster)) > before)
+        (late,) = (each for each in _nodes(cluster) if each["ray_id"] == added.node_id)
+        with Client(f"unix:{late['socket']}") as there:
+            assert pools["min_warm"] + 1 == there.pool()["config"]["min_warm"]
+        cluster.remove_node(added, allow_graceful=False)
+        _until(lambda: len(_nodes(cluster)) == before)
+        client.change_pool(**pools)
+
+
+async def test_names_of_what_is_over_are_forgotten(cluster: Any, gateway: Gateway) -> None:
+    directory = Directory(NAME[1])
+    with Client(gateway.unix) as client:
+        lives, over = (client.create(idempotency_key=each) for each in ("lives", "over"))
+        over.terminate()
+        nodes = Nodes(directory, lambda _: None)
+        nodes.look()
+        proxy = Proxy(Pool(client_context(identity(directory)[0])), directory.secret())
+        scatter = Scatter(directory, nodes, proxy, SimpleNamespace())
+        later = time.time() + KEEP_S + 1
+        names = {each.made: name for name, each in _bindings(directory).items()}
+        assert {lives.id, over.id} <= names.keys()
+        assert 1 <= await prune(directory, nodes, scatter, later)
+        left = _bindings(directory)
+        assert names[lives.id] in left
+        assert names[over.id] not in left
+        assert lives.id == client.create(idempotency_key="lives").id
+        lives.terminate()
+        proxy.pool.close()
+
+
+def _bindings(directory: Directory) -> dict[str, Binding]:
+    return {name: Binding.read(each) for name, each in directory.many("bind/").items()}
 
 
 async def test_nodes_elsewhere_are_reached_by_tls_and_trust_the_seal_alone(
@@ -217,6 +334,12 @@ def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], p
             ray_id = three[0].node_id
             (gone,) = (each for each in _nodes(cluster) if each["ray_id"] == ray_id)
             daemon = _daemon_of(gone)
+            made[gone["node"]].files.write("/tmp/kept", b"kept")
+            saved = made[gone["node"]].snapshot()
+            below = client.restore(saved.id)
+            below.files.write("/tmp/more", b"more")
+            above = below.snapshot()
+            bob = client.make_key("bob")["key"]
             os.kill(three[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
             lost = made.pop(gone["node"])
             noticed = _until(lambda: _is_lost(client, lost.id))
@@ -229,6 +352,16 @@ def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], p
             for each in made.values():
                 assert 0 == each.exec(["true"]).exit_code
                 each.terminate()
+            for each in (above, saved):  # saved in the store before they were answered
+                restored = client.restore(each.id)
+                assert b"kept" == restored.files.read("/tmp/kept")
+                restored.terminate()
+            assert {saved.id, above.id} == {each.id for each in client.snapshots()}
+            with Client(gateway.tcp, key=bob) as other, pytest.raises(SnapshotNotFound):
+                other.restore(saved.id)
+            for each in (saved, above):
+                client.delete_snapshot(each.id)
+            assert [] == client.snapshots() == [*(place / "shared").glob("snap-*")]
             # Nobody renews the lease of a daemon whose raylet is gone: it ends, and all that it had.
             _until(lambda: not os.path.exists(f"/proc/{daemon}"))
             assert node_of(client.create().id) in made

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from e2b import Sandbox
+from ringfence.cluster import admin
+from ringfence.cluster.directory import Directory
 from ringfence.model.base.ids import node_of
 from tests.suites import remote
 from tests.suites.e2b.test_e2b import (
@@ -46,6 +50,10 @@ def _gateway(cluster: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "CLUSTER", cluster.address)
         with remote.serving_e2b():
+            until = time.monotonic() + 60
+            while len(admin.nodes(Directory(f"suite-{os.getpid()}"))) < 3:
+                assert time.monotonic() < until, "the nodes do not come"
+                time.sleep(0.1)
             yield
             gc.collect()
     for each in added:

@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.cluster import placement
-from ringfence.cluster.admission import FairQueue, Quotas, Use
-from ringfence.cluster.placement import PACK, SPREAD, Fleet, Need, NodeState, choose, rendezvous
+from ringfence.cluster.placement import PACK, SPREAD, Fleet, Need, NodeState, rendezvous
 from ringfence.errors import (
     BackendUnavailable,
     ImageNotFound,
-    QuotaExceeded,
     ResourceExhausted,
-    TooManyRequests,
 )
 
 pytestmark = pytest.mark.anyone
@@ -63,7 +60,7 @@ _NEEDS = st.builds(
 def test_a_node_is_found_if_and_only_if_one_meets_every_need(
     states: list[NodeState], need: Need, random: Random
 ) -> None:
-    """Also after states were replaced and nodes removed, by the index as by looking at each."""
+    """Also after states were replaced and nodes removed."""
     fleet = Fleet(states)
     fleet.remove("node3")
     last = {state.node_id: state for state in states if state.node_id != "node3"}
@@ -71,19 +68,13 @@ def test_a_node_is_found_if_and_only_if_one_meets_every_need(
     able = [state for state in last.values() if all(each.meets(state) for each in hard)]
 
     assert len(last) == len(fleet)
-    both: list[Fleet | list[NodeState]] = [fleet, [*last.values()]]
-    for nodes in both:
-        if able:
-            chosen = _choose(need, nodes, random)
-            assert chosen in able
-            assert fleet.get(chosen.node_id) == chosen
-        else:
-            with pytest.raises((BackendUnavailable, ImageNotFound, ResourceExhausted)):
-                _choose(need, nodes, random)
-
-
-def _choose(need: Need, nodes: Fleet | list[NodeState], random: Random) -> NodeState:
-    return nodes.choose(need, random) if isinstance(nodes, Fleet) else choose(need, nodes, random)
+    if able:
+        chosen = fleet.choose(need, random)
+        assert chosen in able
+        assert fleet.get(chosen.node_id) == chosen
+    else:
+        with pytest.raises((BackendUnavailable, ImageNotFound, ResourceExhausted)):
+            fleet.choose(need, random)
 
 
 def _node(number: int, **more: object) -> NodeState:
@@ -161,8 +152,9 @@ def test_stale_samples_are_the_second_choice() -> None:
     stale = _node(0, sampled_at=10.0)
     busy = _node(1, load=20.0, sampled_at=10.0 + placement.STALE_S + 0.1)
 
-    assert "n1" == choose(Need(), [stale, busy], Random(0)).node_id
-    assert "n0" == choose(Need(), [stale, replace(busy, sampled_at=11.0)], Random(0)).node_id
+    assert "n1" == Fleet([stale, busy]).choose(Need(), Random(0)).node_id
+    both = Fleet([stale, replace(busy, sampled_at=11.0)])
+    assert "n0" == both.choose(Need(), Random(0)).node_id
 
 
 @settings(deadline=None, max_examples=50)
@@ -182,66 +174,3 @@ def test_keys_are_divided_evenly() -> None:
 
     assert set("abcd") == set(owners)
     assert 900 < min(owners.values())
-
-
-_OWNERS = st.sampled_from(["x", "y", "z"])
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(_OWNERS, st.integers(1, 4)), min_size=1, max_size=60))
-def test_owners_take_turns_by_cost(pushes: list[tuple[str, int]]) -> None:
-    queue: FairQueue[int] = FairQueue()
-    waiting: Counter[str] = Counter()
-    for cost, (owner, _) in enumerate(pushes):
-        queue.push(owner, cost, expires_at=1.0, cost=float(pushes[cost][1]))
-        waiting[owner] += 1
-    served: Counter[str] = Counter()
-    order: dict[str, list[int]] = {"x": [], "y": [], "z": []}
-    most = max(cost for _, cost in pushes)
-    while (popped := queue.pop()) is not None:
-        owner, number = popped
-        served[owner] += pushes[number][1]
-        order[owner].append(number)
-        waiting[owner] -= 1
-        behind = [served[each] for each in waiting if waiting[each]]
-        if len(behind) > 1:  # those that wait all the time have had alike
-            assert max(behind) - min(behind) <= 2 * most
-
-    assert 0 == len(queue)
-    assert all(numbers == sorted(numbers) for numbers in order.values())
-    assert len(pushes) == sum(map(len, order.values()))
-
-
-def test_the_queue_is_bounded_and_passes_over_what_does_not_fit() -> None:
-    queue: FairQueue[str] = FairQueue(most=3, most_each=2)
-    queue.push("a", "large", expires_at=5.0)
-    queue.push("a", "small", expires_at=50.0)
-    with pytest.raises(TooManyRequests, match="2 creates of this owner"):
-        queue.push("a", "one more", expires_at=50.0)
-    queue.push("b", "small", expires_at=50.0)
-    with pytest.raises(TooManyRequests, match="3 creates wait"):
-        queue.push("c", "one more", expires_at=50.0)
-
-    assert ("b", "small") == queue.pop(lambda item: item == "small")
-    assert queue.pop(lambda item: item == "small") is None
-    assert [("a", "large")] == queue.expire(5.0)
-    assert ("a", "small") == queue.pop(lambda item: item == "small")
-    assert 0 == len(queue)
-
-
-def test_quotas_count_what_nodes_report_and_what_was_just_admitted() -> None:
-    quotas, one, limit = Quotas(), Use(1, 100), Use(3, 1000)
-    quotas.report("n0", {"a": Use(1, 100), "b": Use(2, 0)})
-    quotas.report("n1", {"a": Use(1, 100)})
-    quotas.admit("a", one, limit)
-    with pytest.raises(QuotaExceeded, match="sandboxes: this would make 4 sandboxes on all nodes"):
-        quotas.admit("a", one, limit)
-    with pytest.raises(QuotaExceeded, match="memory_bytes: this would make 2,300 memory bytes"):
-        quotas.admit("a", Use(1, 2000), Use(0, 1000))
-
-    quotas.settle("a", one)
-    quotas.report("n1", {})
-    assert Use(1, 100) == quotas.used("a")
-    assert Use(2, 0) == quotas.used("b")
-    quotas.report("n0", {})
-    assert Use() == quotas.used("a") == quotas.used("b")
