@@ -10,11 +10,11 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.responses import JSONResponse
 
-from ..api.access.caller import ADMIN, TOKEN, Caller
+from ..api.access.caller import ADMIN, Caller
 from ..api.admission import Body
 from ..e2b.call import ApiError, unauthorized
 from ..e2b.control import MOST_PAGE, ORDER
-from ..e2b.entrance import HOLDER, Entrance, Passing
+from ..e2b.entrance import GRANT, Entrance, Passing
 from ..errors import BadJson, InvalidRequest
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
@@ -40,7 +40,7 @@ _SANDBOX = re.compile(r"/(?:v2/)?sandboxes/([^/]+)(/snapshots\Z)?")
 _LISTS = ("/sandboxes", "/v2/sandboxes", "/snapshots")
 _CREATES = ("/sandboxes", "/v2/sandboxes")
 _TEMPLATE = "/templates/"
-_MOST_HOLDERS = 10_000
+_MOST_GRANTS = 10_000
 _STALE = (401, 403, 404, 502)
 # Nodes get what was sent: a server inside wants its `Origin`, and `Authorization` if it is its own.
 _NOT_FORWARDED = HOP_BY_HOP | {b"x-ringfence-caller", b"content-length", b"expect"}
@@ -54,43 +54,21 @@ class Front(Entrance):
     def __init__(self, app: ASGIApp, behind: Behind, settings: E2BSettings) -> None:
         super().__init__(app, behind.service, settings.domain, _Passing)
         self.behind, self.settings = behind, settings
-        self._holders: OrderedDict[str, Form] = OrderedDict()
+        self._grants: OrderedDict[str, Form] = OrderedDict()
 
-    def holder(self, sandbox_id: str) -> Form | None:
+    def grant(self, sandbox_id: str) -> Form | None:
         """Remember with which key a sandbox was made."""
-        return self._holders.get(sandbox_id)
+        return self._grants.get(sandbox_id)
 
-    def keep(self, sandbox_id: str, holder: Form) -> None:
+    def keep(self, sandbox_id: str, grant: Form) -> None:
         """Keep it; the oldest is forgotten."""
-        self._holders[sandbox_id] = holder
-        if len(self._holders) > _MOST_HOLDERS:
-            self._holders.popitem(last=False)
+        self._grants[sandbox_id] = grant
+        if len(self._grants) > _MOST_GRANTS:
+            self._grants.popitem(last=False)
 
     def forget(self, sandbox_id: str) -> None:
         """Forget it: another sandbox may have its id now."""
-        self._holders.pop(sandbox_id, None)
-
-    def caller_of(self, holder: Form) -> Caller:
-        """The caller with a sandbox's token, for as long as the key that made it opens.
-
-        Raises:
-            ApiError: It does not.
-        """
-        client, key = holder["client"], holder["key"]
-        if not key:
-            return Caller(client, TOKEN, sandbox=holder["sandbox"])
-        found = self.service.authenticator.holder(key)
-        if found is None or found.client != client:
-            raise ApiError(401, "the API key that created the sandbox was removed or has expired")
-        return Caller(
-            client,
-            TOKEN,
-            sandbox=holder["sandbox"],
-            key=key,
-            expires_at=found.expires_at,
-            max_requests=found.max_requests,
-            digest=found.digest,
-        )
+        self._grants.pop(sandbox_id, None)
 
 
 class _Passing(Passing[Front]):
@@ -107,8 +85,8 @@ class _Passing(Passing[Front]):
                 self._behind.nodes.check_fresh()
             await self._let_in(caller, "e2b", self._control, method=self._method)
             return
-        holder = await self._holder()
-        caller = self._entrance.caller_of(holder)
+        grant = await self._grant()
+        caller = self._entrance.caller_of(grant["client"], grant["sandbox"], grant["key"])
         self._behind.nodes.check_fresh()
         await self._let_in(caller, "e2b:inside", self._inside, streamed=True)
 
@@ -135,7 +113,7 @@ class _Passing(Passing[Front]):
 
     # -- inside a sandbox -----------------------------------------------------------------------
 
-    async def _holder(self) -> Form:
+    async def _grant(self) -> Form:
         """Ask the node of a sandbox with which key it was made.
 
         Raises:
@@ -143,12 +121,12 @@ class _Passing(Passing[Front]):
         """
         if not self._sandbox:
             return await self._signer()
-        if (known := self._entrance.holder(self._sandbox)) is not None:
+        if (known := self._entrance.grant(self._sandbox)) is not None:
             return known
         node = await self._behind.node_of(self._sandbox, _OURSELVES)
         form: Form
         status, form, _ = await self._ask(
-            node, HOLDER, [(b"e2b-sandbox-id", self._sandbox.encode())]
+            node, GRANT, [(b"e2b-sandbox-id", self._sandbox.encode())]
         )
         if status != 200:
             raise ApiError(form.pop("code"), form.pop("message"), **form)
@@ -162,7 +140,7 @@ class _Passing(Passing[Front]):
         form: Form
         for node in self._behind.nodes.all():
             more = urlencode({"operation": operation})
-            status, form, _ = await self._ask(node, f"{HOLDER}?{query}&{more}")
+            status, form, _ = await self._ask(node, f"{GRANT}?{query}&{more}")
             if status == 200:
                 self._sandbox = form["sandbox"]
                 return form

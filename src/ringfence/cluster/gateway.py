@@ -58,7 +58,7 @@ class GatewayService(Service):
 
 
 class Behind:
-    """What is behind a gateway: the nodes, by id, by choice, and all of them."""
+    """Nodes behind a gateway, by id, by choice, and all of them."""
 
     def __init__(
         self, service: GatewayService, directory: Directory, nodes: Nodes, proxy: Proxy
@@ -227,7 +227,7 @@ def _id_in(scope: Scope) -> str:
 
 
 def need_of(spec: SandboxSpec, backend: str = "") -> Need:
-    """What a sandbox of this spec needs of its node."""
+    """Read what a sandbox of this spec needs of its node."""
     return Need(
         tier=spec.tier,
         backend=backend,

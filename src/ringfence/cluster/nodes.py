@@ -248,7 +248,7 @@ class Nodes:
         return next((ready[each] for each in rendezvous(any_id, ready)), None)
 
     def is_lost(self, tag: str) -> bool:
-        """Whether the node of this name is gone for good."""
+        """Return whether the node of this name is gone for good."""
         return tag in self._lost
 
     def find(self, tag: str) -> Known | None:

@@ -74,7 +74,7 @@ class Inbound:
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the length of the body is not announced."""
+        """Return whether the length of the body is not announced."""
         return any(name == b"transfer-encoding" for name, _ in self.scope["headers"])
 
 

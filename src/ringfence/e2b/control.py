@@ -57,7 +57,7 @@ async def create(call: Call) -> Response:
     asked = field(form, "network", dict, {})
     notes = Notes(
         template=template,
-        key=call.caller.holder,
+        key=call.caller.key_id,
         auto_resume=auto_resume,
         keeps_memory=field(form, "autoPauseMemory", bool, True),
         is_public=field(asked, "allowPublicTraffic", bool, True),
@@ -366,7 +366,7 @@ async def fork(call: Call) -> Response:
     timeout = field(form, "timeout", int, _DEFAULT_S)
     if not 1 <= count <= _MOST_FORKS:
         raise ApiError(400, f"count: must be from 1 to {_MOST_FORKS}")
-    notes = replace(notes_of(live.metadata), key=call.caller.holder)
+    notes = replace(notes_of(live.metadata), key=call.caller.key_id)
     going_on, execs = Signal(), call.shared.execs
 
     def create(snapshot_id: str) -> Live:

@@ -19,7 +19,7 @@ from ..model.client_session import SessionState
 from ..sessions.live import Live
 from . import control, envd, interpreter, lives, ports, templates
 from .call import ApiError, Call, Route, Shared, find_route, not_running, unauthorized
-from .entrance import ENVD_PORT, HOLDER, INTERPRETER_PORT, MOST_PORT, Entrance, Passing
+from .entrance import ENVD_PORT, GRANT, INTERPRETER_PORT, MOST_PORT, Entrance, Passing
 from .notes import notes_of
 from .settings import E2BSettings
 
@@ -37,28 +37,6 @@ class Door(Entrance):
         super().__init__(app, service, settings.domain, _Passing)
         self.shared = Shared(service, execs, settings)
 
-    def caller_of(self, key_id: str, live: Live) -> Caller:
-        """The caller with a sandbox's token: good for as long as the key that made it.
-
-        Raises:
-            ApiError: That key opens nothing any more.
-        """
-        if not key_id:
-            return Caller(live.client_id, TOKEN, sandbox=live.sandbox_id)
-        found = self.service.authenticator.holder(key_id)
-        # A client of `/v1` writes its metadata itself, and may name the key of another one.
-        if found is None or found.client != live.client_id:
-            raise ApiError(401, "the API key that created the sandbox was removed or has expired")
-        return Caller(
-            live.client_id,
-            TOKEN,
-            sandbox=live.sandbox_id,
-            key=key_id,
-            expires_at=found.expires_at,
-            max_requests=found.max_requests,
-            digest=found.digest,
-        )
-
 
 class _Passing(Passing[Door]):
     _sealed: Caller | None = None
@@ -68,8 +46,8 @@ class _Passing(Passing[Door]):
         self._sealed = self._of_gateway()
         if self._sealed is None:
             self._check_origin(is_page=routes is None)
-        elif self._path == HOLDER and self._sealed.scope != TOKEN:
-            await self._tell_holder()
+        elif self._path == GRANT and self._sealed.scope != TOKEN:
+            await self._tell_grant()
             return
         if not self._port and not self._sandbox:
             await self._handle(control.ROUTES, self._sealed or self._with_key(), None)
@@ -138,7 +116,7 @@ class _Passing(Passing[Door]):
         self._is_of_gateway = self._state["is_of_gateway"] = True
         return caller
 
-    async def _tell_holder(self) -> None:
+    async def _tell_grant(self) -> None:
         """Tell a gateway with which key a sandbox was made: it knows whether that opens."""
         operation = Request(self._scope).query_params.get("operation", "")
         live = self._found() if self._sandbox else self._signed(operation)
@@ -146,12 +124,12 @@ class _Passing(Passing[Door]):
         response = JSONResponse({**form, "key": notes_of(live.metadata).key})
         await response(self._scope, self._receive, self.send)
 
-    def _holder(self, live: Live) -> Caller:
+    def _grant(self, live: Live) -> Caller:
         """The caller with a sandbox's token, whose key a gateway has looked at, or this server does."""
         key, sealed = notes_of(live.metadata).key, self._sealed
         if sealed is None:
-            return self._entrance.caller_of(key, live)
-        if sealed.client != live.client_id or sealed.holder != key:
+            return self._entrance.caller_of(live.client_id, live.sandbox_id, key)
+        if sealed.client != live.client_id or sealed.key_id != key:
             raise unauthorized()  # another sandbox had this id when the gateway asked
         return Caller(live.client_id, TOKEN, sandbox=live.sandbox_id)
 
@@ -199,7 +177,7 @@ class _Passing(Passing[Door]):
             is_open = True
         if not is_open and self._path != "/health":
             raise unauthorized()
-        return self._holder(live)
+        return self._grant(live)
 
     def _at_port(self, live: Live) -> Caller:
         """The caller of a server inside, or of an interpreter."""
@@ -211,4 +189,4 @@ class _Passing(Passing[Door]):
             if self._port == INTERPRETER_PORT:
                 raise unauthorized()
             raise ApiError(403, "the port needs the header e2b-traffic-access-token")
-        return self._holder(live)
+        return self._grant(live)

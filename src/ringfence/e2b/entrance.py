@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api import problems
 from ..api.access import origin_policy
 from ..api.access.audit import LONGEST_PATH
-from ..api.access.caller import ADMIN, READ_ONLY, USER, Caller
+from ..api.access.caller import ADMIN, READ_ONLY, TOKEN, USER, Caller
 from ..api.access.middleware import LOCAL, PEER
 from ..api.service import Service
 from ..errors import RingfenceError, SandboxLost, TooManyRequests
@@ -25,7 +26,7 @@ from .codec import STATUS, RpcError, rpc_error
 logger = logging.getLogger("ringfence.e2b")
 
 ENVD_PORT, INTERPRETER_PORT = 49983, 49999
-HOLDER = "/ringfence/holder"
+GRANT = "/ringfence/grant"
 """Path at which a node tells gateways with which key a sandbox was made."""
 _CONTROL = re.compile(
     r"/(?:v[23]/)?(?:sandboxes|templates|snapshots|teams|volumes|secrets|nodes|access-tokens"
@@ -74,7 +75,7 @@ class Entrance:
         if sandbox_id := headers.get("e2b-sandbox-id"):
             port = headers.get("e2b-sandbox-port", str(ENVD_PORT))
             return sandbox_id, int(port) if port.isdecimal() and len(port) < 6 else MOST_PORT + 1
-        if scope["path"] in ("/files", HOLDER) and b"signature=" in scope.get("query_string", b""):
+        if scope["path"] in ("/files", GRANT) and b"signature=" in scope.get("query_string", b""):
             return "", ENVD_PORT
         return ("", 0) if _CONTROL.match(scope["path"]) else None
 
@@ -83,6 +84,20 @@ class Entrance:
         host = headers.get("host", "").partition(":")[0].lower()
         suffix = f".{self.domain}"
         return host.removesuffix(suffix) if self.domain and host.endswith(suffix) else ""
+
+    def caller_of(self, client: str, sandbox_id: str, key_id: str) -> Caller:
+        """The caller with a sandbox's token: good for as long as the key that made it.
+
+        Raises:
+            ApiError: That key opens nothing any more.
+        """
+        if not key_id:
+            return Caller(client, TOKEN, sandbox=sandbox_id)
+        found = self.service.authenticator.holder(key_id)
+        # A client of `/v1` writes its metadata itself, and may name the key of another one.
+        if found is None or found.client != client:
+            raise ApiError(401, "the API key that created the sandbox was removed or has expired")
+        return replace(found, scope=TOKEN, sandbox=sandbox_id)
 
 
 class Passing(Generic[E]):

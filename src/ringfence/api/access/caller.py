@@ -40,7 +40,7 @@ class Caller:
         return self.scope == ADMIN
 
     @property
-    def holder(self) -> str:
+    def key_id(self) -> str:
         """The id of the key, be it of this server or of its gateway."""
         return self.key or self.gateway_key
 

@@ -32,7 +32,7 @@ def seal(secret: bytes, caller: Caller, method: str, target: bytes) -> bytes:
         target: Path and query, as they are sent.
     """
     whose = [caller.client, caller.scope, caller.sandbox, caller.max_sandboxes]
-    form = [*whose, caller.holder, time.time()]
+    form = [*whose, caller.key_id, time.time()]
     text = json.dumps(form, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(_sign(secret, text, method, target) + text)
 
