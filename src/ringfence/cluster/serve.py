@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -70,8 +71,11 @@ def serve(
     logs.set_up(config.log_level)
     have_many_files()
     quiet_server()
-    directory = connect(cluster, name)
+    own = sys.stdout
     with contextlib.ExitStack() as stack:
+        # Ray prints what it hears of nodes; whoever reads this program's output waits for addresses.
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        directory = connect(cluster, name)
         keys = KeyRing(directory)
         settle(directory, config)
         audit = Audit(config.state_dir)
@@ -96,7 +100,11 @@ def serve(
             pruning = keep_pruning(directory, nodes, behind.scatter)
             return [keep_looking(nodes), keep_reading(keys, changed), pruning]
 
-        run(config, app, _front(config, app, behind), held, ready, beside)
+        def tell(addresses: list[str]) -> None:
+            with contextlib.redirect_stdout(own):
+                ready(addresses)
+
+        run(config, app, _front(config, app, behind), held, tell, beside)
         service.authenticator.flush()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 
 from e2b import Sandbox
 from ringfence.cluster import admin
@@ -58,6 +59,10 @@ def _gateway(cluster: Any) -> Iterator[None]:
             gc.collect()
     for each in added:
         cluster.remove_node(each, allow_graceful=False)
+    until = time.monotonic() + 60
+    while sum(each["Alive"] for each in ray.nodes()) > 1:
+        assert time.monotonic() < until, "Ray does not notice"
+        time.sleep(0.1)
 
 
 def test_lists_and_snapshots_are_of_all_nodes() -> None:
