@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _SANDBOX = re.compile(r"/(?:v2/)?sandboxes/([^/]+)(/snapshots\Z)?")
 _LISTS = ("/sandboxes", "/v2/sandboxes", "/snapshots")
+_BUILDING = re.compile(r"/(?:v\d/)?templates(?:/|\Z)")
+_TEMPLATE_LISTS = ("/templates", "/v2/templates")
 _CREATES = ("/sandboxes", "/v2/sandboxes")
 _TEMPLATE = "/templates/"
 _MOST_GRANTS = 10_000
@@ -170,7 +172,9 @@ class _Passing(Passing[Front]):
                 await self._snapshot(inbound, match[1])
             else:
                 await self._behind.by_id(match[1], inbound)
-        elif method == "DELETE" and path.startswith(_TEMPLATE):
+        elif _BUILDING.match(path) and (method != "GET" or path not in _TEMPLATE_LISTS):
+            if method != "DELETE" or path == "/templates/tags":
+                raise ApiError(501, "a gateway does not build templates: use a snapshot")
             node = await self._node_of_snapshot(path.removeprefix(_TEMPLATE))
             await self._behind.proxy.pass_on((node or self._behind.nodes.any()).address, inbound)
         else:

@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 from ..api.service import Service
-from ..errors import LifecycleError, RingfenceError
+from ..errors import LifecycleError, RingfenceError, Unsupported
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base.ids import node_of
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _OWN = ("/v1/keys", "/v1/openapi.json")
+_TEMPLATES = "/v1/templates"
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -140,6 +141,10 @@ class Gateway:
         if found is None or "keys" in found.rule.changes or found.path in _OWN:
             await self._app(scope, receive, send)
             return
+        if found.path.startswith(_TEMPLATES):
+            # A name would be of the node that happened to be asked.
+            hint = "build it with `ringfence template build` on each node, or use a snapshot"
+            raise Unsupported("a gateway does not build templates", hint=hint)
         scope["route"] = found  # for the metrics
         inbound = Inbound(scope, receive, send)
         if scope["type"] == "websocket":
