@@ -21,7 +21,7 @@ from ..model.base.jsonform import json_object, loads
 from .gateway import need_of
 from .placement import Need
 from .placing import Placing, key_name, read_whole
-from .proxy import Inbound, target_of
+from .proxy import Inbound, send_whole, target_of
 from .upstream import HOP_BY_HOP
 
 TYPE_CHECKING = False
@@ -220,14 +220,18 @@ class _Passing(Passing[Front]):
     async def _snapshot(self, inbound: Inbound, sandbox_id: str) -> None:
         """Save a sandbox; snapshots of the same name on other nodes are replaced by it."""
         inbound.body = await read_whole(inbound.receive)
-        await self._behind.by_id(sandbox_id, inbound)
         name = _text(inbound.body, "name").rpartition("/")[2].removesuffix(":default")
-        if self._status != 201 or not name:
-            return
-        own = await self._behind.node_of(sandbox_id, inbound.caller)
-        for node in self._behind.nodes.all():
-            if node.tag != own.tag:
-                await self._ask(node, _TEMPLATE + quote(name, safe=""), method="DELETE")
+        # Answered only then, in turn: the next one of this name must not be taken for one before.
+        async with self._behind.turns.here(f"snapshot {inbound.caller.client} {name}"):
+            own = await self._behind.node_of(sandbox_id, inbound.caller)
+            answer = await self._behind.proxy.begin(own.address, inbound, inbound.caller)
+            await answer.head()
+            content = await answer.whole()
+            if answer.status == 201 and name:
+                for node in self._behind.nodes.all():
+                    if node.tag != own.tag:
+                        await self._ask(node, _TEMPLATE + quote(name, safe=""), method="DELETE")
+        await send_whole(inbound, answer.status, answer.headers, content)
 
     async def _node_of_snapshot(self, name: str) -> Known | None:
         """The node that has a snapshot; None: no node has one of this id or name."""

@@ -67,8 +67,8 @@ class Behind:
         self.service, self.directory = service, directory
         self.nodes, self.proxy = nodes, proxy
         self.scatter = Scatter(directory, nodes, proxy, service)
-        turns = Turns(directory, nodes)
-        self.placer = Placer(directory, nodes, proxy, self.scatter, turns)
+        self.turns = Turns(directory, nodes)
+        self.placer = Placer(directory, nodes, proxy, self.scatter, self.turns)
         service.behind = self
 
     async def by_id(self, any_id: str, inbound: Inbound) -> None:

@@ -40,10 +40,10 @@ class Turns:
     async def of(self, caller: Caller, names: Sequence[str]) -> AsyncIterator[None]:
         """Wait for the turn of a request, and have it for the block."""
         if caller.max_sandboxes is None:
-            async with self._here(names[0] if names else ""):
+            async with self.here(names[0] if names else ""):
                 yield
             return
-        async with self._here(f"owner {caller.client}"):
+        async with self.here(f"owner {caller.client}"):
             name = hashlib.sha256(caller.client.encode()).hexdigest()[:32]
             key = await self._take(f"turn/{name}/")
             try:
@@ -89,7 +89,8 @@ class Turns:
         return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
     @contextlib.asynccontextmanager
-    async def _here(self, name: str) -> AsyncIterator[None]:
+    async def here(self, name: str) -> AsyncIterator[None]:
+        """Wait for the turn of a name at this gateway; without one, it does not wait."""
         if not name:
             yield
             return
