@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import ray
@@ -32,6 +32,9 @@ from ringfence.errors import QuotaExceeded, SandboxLost, SnapshotNotFound, Unaut
 from ringfence.model.base.ids import node_of
 
 from .conftest import node_options
+
+if TYPE_CHECKING:
+    from ringfence.api.service import Service
 
 NAME = ("--cluster-name", "of-a-test")
 PATIENCE_S = 60.0
@@ -233,7 +236,7 @@ async def test_names_of_what_is_over_are_forgotten(cluster: Any, gateway: Gatewa
         nodes = Nodes(directory, lambda _: None)
         nodes.look()
         proxy = Proxy(Pool(client_context(identity(directory)[0])), directory.secret())
-        scatter = Scatter(directory, nodes, proxy, SimpleNamespace())
+        scatter = Scatter(directory, nodes, proxy, cast("Service", SimpleNamespace()))
         later = time.time() + KEEP_S + 1
         names = {each.made: name for name, each in _bindings(directory).items()}
         assert {lives.id, over.id} <= names.keys()

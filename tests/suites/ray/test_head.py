@@ -159,8 +159,8 @@ def test_sandboxes_and_gateways_survive_a_killed_head(durable: Any, tmp_path: Pa
         assert {*kept} <= {*there} <= {*kept} | load.unknown
         for each in kept.values():
             assert each.id == each.files.read("/tmp/kept").decode()
-    for each in (gateway, other):
-        each.terminate()
-        each.wait(30)
+    for program in (gateway, other):
+        program.terminate()
+        program.wait(30)
     down = [sys.executable, "-m", "ringfence", "cluster", "down", "--address", durable.address]
     subprocess.run([*down, *NAME], check=True)
