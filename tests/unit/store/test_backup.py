@@ -170,7 +170,7 @@ def test_a_backup_that_could_not_be_restored_is_told(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
-        with pytest.raises(IoError, match="the backup was not restored: .*No space left"):
+        with pytest.raises(IoError, match=r"the backup was not restored: .*No space left"):
             backup.restore(str(tmp_path / "b"), str(tmp_path / "new"))
 
     Store(str(tmp_path / "new")).close()  # nobody has its lock
