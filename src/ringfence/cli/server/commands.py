@@ -6,7 +6,8 @@ from ..commands import RUN
 from ..options import Command, Option
 
 _OF_THE_SANDBOX = (
-    "mount", "net", "net-policy", "secret", "net-learn", "memory", "cpus", "pids", "disk", "inodes",
+    "mount", "net", "net-policy", "secret", "net-learn", "memory", "cpus", "pids", "disk",
+    "disk-root", "inodes",
     "open-files", "output-bytes", "protect", "unprotect", "deny", "env", "workdir", "user",
     "memory-dir", "template", "profile", "backend", "tier", "allow-degraded",
 )  # fmt: skip
