@@ -14,7 +14,7 @@ from ..api.access.caller import ADMIN, Caller
 from ..api.admission import Body
 from ..e2b.call import ApiError, unauthorized
 from ..e2b.control import MOST_PAGE, ORDER
-from ..e2b.entrance import GRANT, Entrance, Passing
+from ..e2b.entrance import ENVD_PORT, GRANT, INTERPRETER_PORT, Entrance, Passing
 from ..errors import BadJson, InvalidRequest
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
@@ -80,7 +80,7 @@ class _Passing(Passing[Front]):
 
     async def _answer(self) -> None:
         is_control = not self._port and not self._sandbox
-        self._check_origin(is_page=not self._port and not is_control)
+        self._check_origin(is_page=self._port not in (0, ENVD_PORT, INTERPRETER_PORT))
         if is_control:
             caller = self._with_key()
             if caller.key:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import ray
 
@@ -63,6 +64,18 @@ def _gateway(cluster: Any) -> Iterator[None]:
     while sum(each["Alive"] for each in ray.nodes()) > 1:
         assert time.monotonic() < until, "Ray does not notice"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("port", "status"), [(3000, 502), (49983, 403)])
+def test_pages_of_a_sandbox_have_an_origin_and_the_api_takes_none(
+    box: Sandbox, port: int, status: int
+) -> None:
+    """502: nothing listens there. Another page may not call what is inside."""
+    headers = {"e2b-sandbox-id": box.sandbox_id, "e2b-sandbox-port": str(port)}
+    headers["origin"] = "https://elsewhere.example"
+    answer = httpx.get(f"{os.environ['E2B_SANDBOX_URL']}/health", headers=headers)
+
+    assert status == answer.status_code
 
 
 def test_lists_and_snapshots_are_of_all_nodes() -> None:
