@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
 
     class CreateParts(SandboxParts, total=False):
-        """What `ringfence.Sandbox.create` takes by name."""
+        """Keywords of `ringfence.Sandbox.create`."""
 
         backend: Backend | str | None
         server: str | Client | None
