@@ -25,6 +25,7 @@ def test_a_body_is_refused_where_none_is_taken(client: httpx.Client) -> None:
     """On every such route, before it does anything: what a body says must not be passed over."""
     names = dict.fromkeys(("sandbox_id", "exec_id", "session_id", "snapshot_id", "key_id"), "x")
     names |= {"execution_id": "x", "port": "1", "context_id": "x", "cell_id": "0" * 32}
+    names |= {"template": "x", "digest": "0" * 64}
     for (method, path), rule in permissions.ROUTES.items():
         if rule.body != permissions.NOTHING or method == permissions.WEBSOCKET:
             continue

@@ -369,7 +369,7 @@ def test_a_snapshot_has_a_name_and_is_a_template(client: Client, box: Box) -> No
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/volumes"), ("POST", "/secrets"), ("POST", "/v3/templates"), ("GET", "/nodes")],
+    [("GET", "/volumes"), ("POST", "/secrets"), ("POST", "/access-tokens"), ("GET", "/nodes")],
 )
 def test_a_refusal_says_so(client: Client, method: str, path: str) -> None:
     answer = client.api(method, path, **({"json": {}} if method == "POST" else {}))

@@ -172,8 +172,12 @@ def test_a_thread_that_does_not_stop_is_refused(
         f"stack = libc.mmap(None, 65536, 3, 0x22, -1, 0) + 65536\n"
         f"begin(machine('{child}', ctypes.c_long, ctypes.c_void_p), 0, stack)"
     )
-    with pytest.raises(Unsupported, match="it does not stop"):
+    with pytest.raises(Unsupported, match="belongs to no exec"):
         sandbox.fork(processes="required")
+    (fork,) = sandbox.fork()
+    with fork:
+        assert fork.fork_report is not None
+        assert "it does not stop" in fork.fork_report.reason
     assert "3" == sandbox.run_code("kept").text
 
 

@@ -93,7 +93,7 @@ def test_what_we_write_the_standard_library_reads(
     assert expected == read(stream)
 
 
-@given(st.integers(0, 2**33), st.integers(0, 999_999_999))
+@given(st.integers(0, 2**33 - 2), st.integers(0, 999_999_999))
 def test_ours_have_times_to_the_nanosecond_and_no_further_header(whole: int, ns: int) -> None:
     member = tarfile.TarInfo("name")
     member.mtime = whole + ns / 1e9

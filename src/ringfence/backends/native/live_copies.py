@@ -51,6 +51,7 @@ class NativeTemplate(ProcessTemplate):
     def __init__(self, sandbox: NativeSandbox, run: LocalExec) -> None:
         ours, theirs = wire.socketpair()
         self._control, self._name, self._number = ours, run.id, run.number
+        self._sandbox = sandbox
         self._turn = allocate_lock()
         try:
             _body, (self._pidfd,) = sandbox.zygote.ask("enter", {"op": "live"}, [theirs.fileno()])
@@ -152,7 +153,7 @@ class NativeTemplate(ProcessTemplate):
         self._control.close()
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
-            os.close(pidfd)
+            self._sandbox.expect_end(pidfd)
 
     def _ask(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
         try:
@@ -196,7 +197,9 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
 
 def left_behind(sandbox: NativeSandbox) -> list[str]:
     """See `Forkable`. PID 1 adopts what the processes of an exec leave in the background."""
-    others = {number: command for _, number, command in _children(sandbox.pid)}
+    sandbox.wait_for_helpers(_STOP_S)
+    children = _children(sandbox.pid)
+    others = {number: command for pid, number, command in children if _has_tag(pid)}
     runs, known = list(sandbox.runs.values()), set()
     if len(others) <= len(runs):
         return []
@@ -206,6 +209,16 @@ def left_behind(sandbox: NativeSandbox) -> list[str]:
         except Refused:
             continue  # it has just ended
     return [f"{others[each]} (pid {each})" for each in sorted(set(others) - known)]
+
+
+def _has_tag(pid: int) -> bool:
+    """Tell processes of execs from helpers of ours, which are inside until a moment after their answer."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            line = file.read().partition(b"Max realtime timeout")[2].partition(b"\n")[0]
+    except OSError:
+        return False  # it has just ended
+    return line.split()[1:2] != [b"unlimited"]
 
 
 def _children(pid: int) -> Iterator[tuple[int, int, str]]:
@@ -219,6 +232,9 @@ def _children(pid: int) -> Iterator[tuple[int, int, str]]:
         except OSError:
             continue  # it has just ended
         ids = text.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
-        if ids and b"\nState:\tZ" not in text:
+        pending = int(text.partition(b"\nShdPnd:\t")[2][:16] or b"0", 16)
+        pending |= int(text.partition(b"\nSigPnd:\t")[2][:16] or b"0", 16)
+        is_ending = b"\nVmSize:" not in text or pending & 1 << signal.SIGKILL - 1
+        if ids and not is_ending:
             name = text.partition(b"Name:\t")[2].partition(b"\n")[0]
             yield int(each), int(ids[-1]), name.decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from ...errors import (
@@ -63,6 +64,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
         self.files = NativeFiles(self)
         self.network = NativeNetwork(self, [], draft.trusted)
         self._environment = environment(self.spec, self.network.environment())
+        self._ending: list[int] = []
 
     # -- describing -------------------------------------------------------------------------
 
@@ -286,9 +288,10 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
             for control in (self.control, *self.agents.values()):
                 control.close()
         with self._fds_lock:
-            pidfd, namespace_fds = self.pidfd, self.namespace_fds
-            self.pidfd, self.namespace_fds = -1, []
-        os.close(pidfd)
+            pidfds, namespace_fds = [self.pidfd, *self._ending], self.namespace_fds
+            self.pidfd, self.namespace_fds, self._ending = -1, [], []
+        for pidfd in pidfds:
+            os.close(pidfd)
         self.group.asked_last()
         self.network.close()
         return namespace_fds
@@ -394,6 +397,27 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
         if self.state is State.SUSPENDED:
             raise refused(f"{run.id} cannot be copied: the sandbox is suspended")
         return NativeTemplate(self, run)
+
+    def expect_end(self, pidfd: int) -> None:
+        """Take the descriptor of a helper that was let go of: what it kept inside is killed with it."""
+        self.wait_for_helpers(0)
+        with self._fds_lock:
+            if self.pidfd >= 0:
+                self._ending.append(pidfd)
+                return
+        os.close(pidfd)
+
+    def wait_for_helpers(self, timeout_s: float) -> None:
+        """Wait until each helper that was let go of has ended."""
+        with self._fds_lock:
+            pidfds, self._ending = self._ending, []
+        for pidfd in pidfds:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if poll.poll(timeout_s * 1000):
+                os.close(pidfd)
+            else:
+                self._ending.append(pidfd)
 
     def left_behind(self) -> Sequence[str]:
         """See `Forkable`."""
