@@ -46,12 +46,9 @@ CANNOT_BE_SAID = [
     (".*", "lives in it too", "limits"),
     (".*", "choose the sandbox with options", "pairs"),
     (r"strong_runtime\..*", "no backend|must be between", "pairs"),
-    (
-        r"steps\[\d+\].*|base\..*|name",
-        "a step is one of|step of its own|missing from a copy|must be a name inside|is not octal"
-        "|must not climb|not a requirement|is not for builds|no template's name",
-        "steps of templates",
-    ),
+    (r"steps\[\d+\].*", "a step is one of|of its own|missing from a copy", "steps of templates"),
+    (r"steps\[\d+\].*", "name inside|not octal|climb|not a requirement", "steps of templates"),
+    (r"base\..*|name", "is not for builds|no template's name", "steps of templates"),
     ("digest", "the content's SHA-256 is", "uploads"),
     ("signal", "is not a signal", "signals"),
     ("pattern|glob|replacement|regex", "", "patterns"),
