@@ -20,6 +20,7 @@ from ringfence.testing.conformance.files import Files
 from ringfence.testing.conformance.helper_tasks import HelperTasks
 from ringfence.testing.conformance.lifecycle import Lifecycle
 from ringfence.testing.conformance.limits import LimitsThatBite
+from ringfence.testing.conformance.live_forks import LiveForks
 from ringfence.testing.conformance.mounts import Mounts
 from ringfence.testing.conformance.network import Network
 from ringfence.testing.conformance.optional import (
@@ -79,6 +80,7 @@ class TestMicrovm(
     Profiles,
     Attendance,
     Forks,
+    LiveForks,
 ):
     """One half of the suite."""
 

@@ -46,7 +46,7 @@ def test_it_ends_itself_only(name: str) -> None:
 def test_files_that_fill_the_memory_limit_end_no_sandbox() -> None:
     """What takes memory next is the program that is started, and nothing that the sandbox needs."""
     require("cgroup")
-    limits = Limits(memory_bytes=32 * MIB, disk_bytes=64 * MIB)
+    limits = Limits(memory_bytes=32 * MIB, disk_bytes=32 * MIB)
     with Sandbox.create(backend="native", limits=limits) as sandbox:
         assert sandbox.exec(["python3", "-c", _FILL]).oom_killed
         for _ in range(10):

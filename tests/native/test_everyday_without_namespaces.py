@@ -127,7 +127,7 @@ def test_a_program_runs_where_namespaces_are_refused() -> None:
 ATTEMPTS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
-secret, shown = sys.argv[1:]
+secret, shown = os.environ["SECRET"], sys.argv[1]
 me = os.getuid(), os.getgid()
 open('own', 'w').close()
 def tried(do):
@@ -180,7 +180,9 @@ def state(path: Path) -> tuple[int, int, int]:
 
 
 def attempts(sandbox: Sandbox, outside: Path, shown: Path) -> ExecResult:
-    return sandbox.exec([PYTHON, "-c", ATTEMPTS, str(outside), str(shown)], timeout_s=60)
+    # As an argument, a path in /tmp would be that of the sandbox's own.
+    env = {"SECRET": str(outside)}
+    return sandbox.exec([PYTHON, "-c", ATTEMPTS, str(shown)], env=env, timeout_s=60)
 
 
 def test_metadata_outside_stays(backend: LandlockBackend, outside: Path) -> None:
@@ -198,7 +200,7 @@ def test_metadata_outside_stays(backend: LandlockBackend, outside: Path) -> None
 RACES = """
 import ctypes, mmap, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
-secret, seconds = sys.argv[1].encode(), float(sys.argv[2])
+secret, seconds = os.environ["SECRET"].encode(), float(sys.argv[1])
 place, name = os.path.split(secret)
 os.makedirs(b'in'); own = os.path.join(os.getcwdb(), b'in', name)
 with open(own, 'w'): pass
@@ -258,7 +260,8 @@ def test_swapped_paths_links_descriptors_and_directories_reach_nothing_outside(
     sandbox: Sandbox, outside: Path
 ) -> None:
     before = state(outside)
-    ran = sandbox.exec([PYTHON, "-c", RACES, str(outside), str(SECONDS)], timeout_s=120 + SECONDS)
+    command, env = [PYTHON, "-c", RACES, str(SECONDS)], {"SECRET": str(outside)}
+    ran = sandbox.exec(command, env=env, timeout_s=120 + SECONDS)
     assert ran.ok, ran
     done, refused = map(int, ran.text.split())
 

