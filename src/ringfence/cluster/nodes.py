@@ -189,15 +189,15 @@ class Nodes:
         self._directory.remove(f"node/{tag}")
 
     def _lose(self, tag: str, why: str) -> None:
+        if tag not in self._lost:
+            found = json.loads(self._directory.get(f"list/{tag}") or b"[]")
+            sandboxes = {each[name]: each for each in found for name in ("id", "session_id")}
+            self._lost[tag] = Lost(tag, why, sandboxes)
+            logger.warning("node %s is lost with %d sandboxes: %s", tag, len(found), why)
+            while len(self._lost) > _MOST_LOST:
+                del self._lost[next(iter(self._lost))]
+        # Last: who asks meanwhile, on the event loop, must find it here or there.
         self._known.pop(tag, None)
-        if tag in self._lost:
-            return
-        found = json.loads(self._directory.get(f"list/{tag}") or b"[]")
-        sandboxes = {each[name]: each for each in found for name in ("id", "session_id")}
-        self._lost[tag] = Lost(tag, why, sandboxes)
-        logger.warning("node %s is lost with %d sandboxes: %s", tag, len(found), why)
-        while len(self._lost) > _MOST_LOST:
-            del self._lost[next(iter(self._lost))]
 
     # -- reading --------------------------------------------------------------------------------
 
