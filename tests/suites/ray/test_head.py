@@ -26,10 +26,7 @@ from ringfence.errors import RingfenceError
 
 from .conftest import free_ports, node_options
 
-pytestmark = [
-    pytest.mark.skipif("RINGFENCE_TEST_HEAD" not in os.environ, reason="run by hand, alone"),
-    pytest.mark.timeout(500),
-]
+pytestmark = [pytest.mark.by_hand, pytest.mark.timeout(500)]
 NAME = ("--cluster-name", "head")
 _AWAY_S = 20.0  # longer than the lease of a node
 
