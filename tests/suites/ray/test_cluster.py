@@ -61,12 +61,15 @@ class Gateway:
         self.process.stdout.close()
 
 
-def test_a_node_has_a_daemon_for_each_shard(cluster: Any, tmp_path: Path) -> None:
+def test_a_node_has_a_daemon_for_each_shard(
+    cluster: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Each is a node of its own to gateways, and together they have the room of one node."""
     name = ("--cluster-name", "sharded")
-    config = tmp_path / "config.json"
+    place = tmp_path_factory.mktemp("s")  # `tmp_path` has the test's name: too long for a socket
+    config = place / "config.json"
     config.write_text(json.dumps({"shards": 2, "manager": {"max_sandboxes": 8}}))
-    gateway = Gateway(cluster.address, tmp_path, "--config", str(config), name=name)
+    gateway = Gateway(cluster.address, place, "--config", str(config), name=name)
     try:
         directory = Directory("sharded")
         _until(lambda: 2 == len(admin.nodes(directory)))
@@ -87,7 +90,7 @@ def test_a_node_has_a_daemon_for_each_shard(cluster: Any, tmp_path: Path) -> Non
             _until(lambda: drained == _place_of_new(client))
         command = [sys.executable, "-m", "ringfence", "cluster", "down"]
         subprocess.run([*command, "--address", cluster.address, *name], check=True)
-        assert not any(os.path.exists(f"/proc/{each}") for each in daemons)
+        assert not any(_runs(each) for each in daemons)
     finally:
         gateway.end()
 
@@ -116,9 +119,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(cluster: Any, three: list[Any], place: Path) -> Iterator[Gateway]:
-    config = place / "config.json"
-    config.write_text(json.dumps({"snapshot_store": str(place / "shared")}))
+def config(place: Path) -> Path:
+    """The configuration of the nodes: the first gateway's, whichever test starts it."""
+    path = place / "config.json"
+    path.write_text(json.dumps({"snapshot_store": str(place / "shared")}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: Any, three: list[Any], place: Path, config: Path) -> Iterator[Gateway]:
     found = Gateway(cluster.address, place, "--config", str(config))
     with Client(found.unix) as client:
         _until(lambda: 3 == len(_nodes(cluster)))
@@ -143,6 +152,14 @@ def _until(holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> float:
 def _daemon_of(node: dict[str, Any]) -> int:
     with open(Path(node["socket"]).with_name("lock")) as file:
         return int(file.read().split()[0])
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process has not ended; one that its parent has yet to wait for has."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _create_on_each(client: Client, count: int) -> dict[str, Any]:
@@ -328,8 +345,10 @@ def _beat(cluster: Any, tag: str) -> str:
     return next((_beat_of(each) for each in _nodes(cluster) if each["node"] == tag), "")
 
 
-def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], place: Path) -> None:
-    gateway = Gateway(cluster.address, place / "third")
+def test_a_lost_node_takes_its_sandboxes_alone(
+    cluster: Any, three: list[Any], place: Path, config: Path
+) -> None:
+    gateway = Gateway(cluster.address, place / "third", "--config", str(config))
     try:
         with Client(gateway.unix) as client:
             made = _create_on_each(client, 3)
@@ -365,7 +384,7 @@ def test_a_lost_node_takes_its_sandboxes_alone(cluster: Any, three: list[Any], p
                 client.delete_snapshot(each.id)
             assert [] == client.snapshots() == [*(place / "shared").glob("snap-*")]
             # Nobody renews the lease of a daemon whose raylet is gone: it ends, and all that it had.
-            _until(lambda: not os.path.exists(f"/proc/{daemon}"))
+            _until(lambda: not _runs(daemon))
             assert node_of(client.create().id) in made
     finally:
         gateway.end()
