@@ -46,6 +46,14 @@ _FACTS_S = 15.0  # between two looks at what changes seldom
 _MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
 _MOST_WHY = 1000
 _CERTIFICATE, _KEY, _ADDRESSES = "node.pem", "node.key", "addresses.json"
+_PASSING = (
+    RingfenceError,
+    OSError,
+    ValueError,  # an answer that was cut off
+    http.client.HTTPException,
+    subprocess.SubprocessError,  # a daemon that takes too long to start
+)
+"""What the next look may find otherwise."""
 _SHOWN = ("id", "session_id", "owner", "name", "state", "created_at", "labels")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -158,7 +166,7 @@ class Shard:
         while not self._ended.wait(BEAT_S):
             with (
                 self._lock,
-                contextlib.suppress(RingfenceError, OSError, http.client.HTTPException),
+                contextlib.suppress(*_PASSING),
             ):
                 self._look()
 
@@ -232,9 +240,11 @@ class Shard:
         return succession.is_held(self._place)
 
     def _write(self, name: str, content: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(os.open(os.path.join(self._place, name), flags, 0o600), "wb") as file:
+        """Write a file at once: an actor may be killed at any moment, and the next one reads it."""
+        path, flags = os.path.join(self._place, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(os.open(f"{path}.new", flags, 0o600), "wb") as file:
             file.write(content)
+        os.rename(f"{path}.new", path)
 
     def _start(self) -> None:
         import ray
