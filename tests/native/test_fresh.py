@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.native import fresh, snapshots
+from ringfence.backends.native import snapshots
 from ringfence.backends.native.backend import NativeBackend
 
 _TELL = "cd /; stat -c '%n %F %a %u %g %N' $(find / -xdev | sort); cat /tmp/* /var/tmp/* ~/.* ~/*"
@@ -34,7 +34,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         load(sandbox, content, is_whole=is_whole)  # type: ignore[arg-type]
 
     monkeypatch.setattr(snapshots, "load", counted)
-    monkeypatch.setattr(fresh, "_known", {})
+    monkeypatch.setattr(snapshots, "_known", {})
     return found
 
 

@@ -6,7 +6,7 @@ import _signal as signal
 import socket
 import time
 
-from ...errors import InvalidRequest, IoError, LifecycleError
+from ...errors import InvalidRequest, LifecycleError
 from ...guest.without_namespaces.landlocked import ENDED_ALL, kill_members
 from ...model.state import State
 from ...policy.trust import DIRECTORY
@@ -14,7 +14,7 @@ from ..command.sandbox import CommandSandbox, end
 from ..local.agents.fileinfo import absolute
 from ..local.agents.guest import GuestSandbox
 from ..local.agents.guest_files import GuestFiles
-from ..local.answers import Refused, answer
+from ..local.answers import answer
 from ..local.host.accounts import Account
 from ..local.jailed import saving
 from . import stopping
@@ -182,14 +182,7 @@ class LandlockSandbox(CommandSandbox):
 
     def load(self, content: int) -> None:
         """Unpack a snapshot's files; on failure the sandbox is ended."""
-        reply = self.request("load", (self.place.path, self.place.saved()), (content,))
-        try:
-            answer(reply, None)
-        except Refused as exc:
-            self.terminate()
-            raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
-        finally:
-            reply.close()
+        self.unpack((self.place.path, self.place.saved()), content)
 
     # -- end --------------------------------------------------------------------------------------
 

@@ -215,14 +215,7 @@ class MicrovmSandbox(JailedSandbox):
 
     def load(self, content: int) -> None:
         """Unpack a snapshot's files over the root; on failure the sandbox is ended."""
-        reply = self.request("load", (self.image is not None,), (content,))
-        try:
-            answer(reply, None)
-        except Refused as exc:
-            self.terminate()
-            raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
-        finally:
-            reply.close()
+        self.unpack((self.image is not None,), content)
 
     # -- with its memory ----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from ....errors import (
     ConnectError,
     InvalidRequest,
+    IoError,
     LifecycleError,
     NetworkPolicyError,
     SandboxLost,
@@ -34,7 +35,7 @@ from .streams import lend, open_channels, reset_on_close
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from ....egress.host.client import Egress
     from ....model.capabilities import Protection
@@ -133,6 +134,24 @@ class GuestSandbox(LocalSandbox):
     @property
     def _execs(self) -> int:
         return self._numbers - self._execs_before
+
+    def unpack(self, arguments: tuple[Any, ...], content: int) -> None:
+        """Have the agent unpack a snapshot's files; on failure the sandbox is ended.
+
+        Args:
+            arguments: Of its verb `load`.
+
+        Raises:
+            IoError: It could not, and why.
+        """
+        reply = self.request("load", arguments, (content,))
+        try:
+            answer(reply, None)
+        except Refused as exc:
+            self.terminate()
+            raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
+        finally:
+            reply.close()
 
     # -- exec -------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ def _free(top: str) -> int:
 
 def _image(top: str, sizes: Sizes, root: int) -> Disk:
     """An ext4 file system in a file without a name: gone with its mount, whoever is killed."""
-    from ....linux import loops
+    from . import loops
 
     size, inodes = _dimensions(sizes)
     if size > _free(top):
