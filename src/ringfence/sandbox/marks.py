@@ -128,7 +128,11 @@ class Mark:
     def branches(
         self, n: int, make: Callable[[BackendSandbox], Any], spec: SandboxSpec
     ) -> list[Any]:
-        """Make `n` forks, some at once: see `branch`. Where one fails, none is left."""
+        """Make `n` forks, some at once: see `branch`. Where one fails, none is left.
+
+        Args:
+            n: Number of forks, one or more.
+        """
         if n == 1:
             return [self.branch(make, spec)]
         from concurrent.futures import ThreadPoolExecutor

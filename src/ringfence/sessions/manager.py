@@ -77,6 +77,7 @@ class SessionManager:
             a manager of the same `state_dir` goes on with them; None: they end with this process.
         background: Whether expiry and the pool have threads of their own. Without, call
             `cleanup_expired` and `fill_pool`.
+        shared: Where snapshots are also kept, to outlive this machine; None: on this machine only.
 
     Raises:
         StateInUse: Another process holds `state_dir`.
