@@ -143,6 +143,25 @@ def test_a_killed_caller_leaves_nothing() -> None:
     assert not members(base)
 
 
+def test_a_killed_starter_ends_no_sandbox_and_is_replaced() -> None:
+    backend = LandlockBackend()
+    with Sandbox.create(backend=backend) as first:
+        starter = backend._starter._launched
+        assert starter is not None
+        os.kill(starter.pid, signal.SIGKILL)
+        starter.wait()
+        with Sandbox.create(backend=backend) as second:
+            ran = [each.exec(["echo", "hi"]).text for each in (first, second)]
+            guardians = [of(each)._launcher.pid for each in (first, second)]
+            children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+            own = {int(pid) for each in children for pid in each.read_text().split()}
+    backend.close()
+
+    assert ["hi\n", "hi\n"] == ran
+    assert own.issuperset(guardians)  # whom this process can wait for
+    assert not any(Path(f"/proc/{pid}").exists() for pid in guardians)
+
+
 def test_files_of_the_host_are_out_of_reach(sandbox: Sandbox, tmp_path: Path) -> None:
     """Read, written or changed: neither by a command nor by the files API through a link."""
     os.chmod(tmp_path, 0o755)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # arch/*/include/generated/uapi/asm/unistd_64.h; from 424 on the numbers are the same everywhere.
 _X86_64 = {
     "shmget": 29,
+    "clone": 56,
     "shmat": 30,
     "shmctl": 31,
     "shmdt": 67,
@@ -53,6 +54,7 @@ _X86_64 = {
     "arch_prctl": 158,
 }
 _AARCH64 = {
+    "clone": 220,
     "pivot_root": 41,
     "munmap": 215,
     "madvise": 233,

@@ -31,6 +31,23 @@ def held(layout: cgroups.Layout) -> tuple[str, ...]:
     return ("memory_bytes", "pids", *(("cpus",) if layout.has("cpu") else ()))
 
 
+def make(group: cgroups.Group, spec: SandboxSpec) -> None:
+    """Make the group, with the limits of the spec.
+
+    Raises:
+        OSError: A limit cannot be set.
+    """
+    size = sizes(spec, host())
+    pids = size.pids + _OWN_PROCESSES
+    launcher_cgroups.make(group.directories, group.values(spec.limits, size.memory_bytes, pids))
+
+
+def join(group: cgroups.Group, pid: int) -> None:
+    """Move a process into the group. Precondition: it has no children yet."""
+    for directory in group.directories:
+        launcher_cgroups.write(f"{directory}/cgroup.procs", str(pid))
+
+
 def start(
     group: cgroups.Group, spec: SandboxSpec, argv: Sequence[str], /, **how: Any
 ) -> subprocess.Popen[bytes]:
@@ -42,17 +59,14 @@ def start(
     Raises:
         OSError: It does not start, or a limit cannot be set.
     """
-    size = sizes(spec, host())
-    pids = size.pids + _OWN_PROCESSES
-    launcher_cgroups.make(group.directories, group.values(spec.limits, size.memory_bytes, pids))
+    make(group, spec)
     read, write = os.pipe2(os.O_CLOEXEC)
     process: subprocess.Popen[bytes] | None = None
     try:
         # Nothing may run between a fork and its exec in a process that has threads: so a shell waits.
         waits = [_SHELL, "-c", _WAITS, _SHELL]
         process = subprocess.Popen([*waits, *argv], stdout=read, **how)
-        for directory in group.directories:
-            launcher_cgroups.write(f"{directory}/cgroup.procs", str(process.pid))
+        join(group, process.pid)
         os.write(write, b"\n")
     except BaseException:
         if process is not None:

@@ -22,7 +22,6 @@ from ...policy.landlock import SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL
 from ..command import limits
 from ..command.backend import LEAST_MEMORY, CommandBackend
 from ..command.launchers import Launcher
-from ..local.agents import agent_code
 from ..local.agents.agents import make_workdir, own_mounts, settings
 from ..local.agents.inside import descendants
 from ..local.answers import Refused, answer
@@ -37,10 +36,10 @@ from . import filters, rules
 from .network import Loopback
 from .place import SHARED_MEMORY, Place
 from .sandbox import LandlockSandbox
+from .starter import Guardian, Starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Container
 
     from ...egress.host.client import Egress
@@ -70,6 +69,7 @@ class LandlockBackend(CommandBackend):
     ) -> None:
         super().__init__(Launcher(NAME, (), filtered=True), state_dir=state_dir, egress=egress)
         self.policies = {OS_HARDENED: None}
+        self._starter = Starter()
 
     def beside(self, state_dir: str) -> LandlockBackend:
         return LandlockBackend(state_dir=state_dir)
@@ -197,22 +197,15 @@ class LandlockBackend(CommandBackend):
         opened = rules.open_mounts(rules.shown(spec))
         loopback = Loopback()
         ours, theirs = wire.socketpair()
-        process: subprocess.Popen[bytes] | None = None
+        process: Guardian | None = None
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
         try:
             told = self._settings(spec, slot, made, opened, loopback)
+            limits.make(group, spec)
+            process = self._starter.start(theirs.fileno(), errors)
+            limits.join(group, process.pid)
             wire.send(ours, told, [fd for fd, _access in opened])
-            process = limits.start(
-                group,
-                spec,
-                agent_code.argv(made.agent, "without_namespaces.landlocked"),
-                stdin=theirs.fileno(),
-                stderr=errors,
-                env={"PATH": "/usr/bin:/bin"},
-                cwd="/",
-                start_new_session=True,
-            )
             theirs.close()
             try:
                 answer(ours, _READY_S)
@@ -249,12 +242,16 @@ class LandlockBackend(CommandBackend):
             loopback.close()
             if process is not None:
                 process.wait()  # the guardian ends everything when nobody is at the other end
-                remove(group.directories)
+            remove(group.directories)
             raise
         finally:
             os.close(errors)
             for fd, _access in opened:
                 os.close(fd)
+
+    def close(self) -> None:
+        super().close()
+        self._starter.close()
 
     def report(self) -> BackendReport:
         from .report import backend_report

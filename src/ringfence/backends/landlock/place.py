@@ -1,4 +1,4 @@
-"""The directories of one sandbox, at a path of the host: its home, its temporary files and the agent."""
+"""The directories of one sandbox, at a path of the host: its home and its temporary files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from ...model.mount import MEMORY_DIR
 from ...policy.trust import DIRECTORY
 from ..command.place import make_locked
-from ..local.agents import agent_code
 from ..local.host.facts import host
 from ..local.host.own_places import remove_tree
 from ..local.mounts import template
@@ -69,12 +68,6 @@ class Place:
             self.readable: list[str] = []
             if trusted is not None:
                 self._keep(trusted)
-            self.agent = f"{self.path}/agent"
-            os.mkdir(self.agent, 0o755)
-            file = f"{self.agent}/{agent_code.NAME}"
-            with open(file, "xb") as agent:
-                agent.write(agent_code.packed())
-            os.chmod(file, 0o444)
             self._give(self.path, host_id)
         except BaseException:
             self.remove()

@@ -22,7 +22,6 @@ from .network import LandlockNetwork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping
     from typing import Any
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from .backend import LandlockBackend
     from .network import Loopback
     from .place import Place
+    from .starter import Guardian
 
 _PAUSE_S = 0.001
 # git ends when it may not read a configuration of the host's that exists.
@@ -65,7 +65,7 @@ class LandlockSandbox(CommandSandbox):
         uid: int,
         mounts: list[ResolvedMount],
         control: wire.Socket,
-        guardian: subprocess.Popen[bytes],
+        guardian: Guardian,
         agent: int,
         group: Group,
         place: Place,
@@ -86,7 +86,7 @@ class LandlockSandbox(CommandSandbox):
             guardian.pid,
             agent,
             None,
-            guardian,
+            guardian,  # type: ignore[arg-type]
             group,
             place,  # type: ignore[arg-type]
             host_ids,

@@ -63,9 +63,8 @@ ENDED_ALL = 3
 """Exit status of a guardian after which nothing of its sandbox runs."""
 
 
-def main() -> NoReturn:
+def main(control: wire.Socket) -> NoReturn:
     """Start the agent, and see to it that nothing is left when it or the host ends."""
-    control = wire.adopt(os.dup(0))
     settings, fds = wire.receive(control)
     if settings is None:
         os._exit(0)
