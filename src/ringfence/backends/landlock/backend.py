@@ -13,7 +13,7 @@ from ...errors import (
 )
 from ...guest.without_namespaces import landlocked
 from ...launcher import wire
-from ...launcher.cgroups import remove
+from ...launcher.cgroups import open_tasks, remove
 from ...model.capabilities import NAMESPACES
 from ...model.net.network import NetworkPolicy
 from ...model.session import ResolvedMount
@@ -198,13 +198,16 @@ class LandlockBackend(CommandBackend):
         loopback = Loopback()
         ours, theirs = wire.socketpair()
         process: Guardian | None = None
+        tasks: list[int] = []
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
         try:
             told = self._settings(spec, slot, made, opened, loopback)
             limits.make(group, spec)
-            process = self._starter.start(theirs.fileno(), errors)
-            limits.join(group, process.pid)
+            tasks = open_tasks(group.directories) if layout.version == 1 else []
+            process = self._starter.start(theirs.fileno(), errors, tasks)
+            if layout.version == 2:
+                limits.join(group, process.pid)
             wire.send(ours, told, [fd for fd, _access in opened])
             theirs.close()
             try:
@@ -246,7 +249,7 @@ class LandlockBackend(CommandBackend):
             raise
         finally:
             os.close(errors)
-            for fd, _access in opened:
+            for fd in [*tasks, *(fd for fd, _access in opened)]:
                 os.close(fd)
 
     def close(self) -> None:

@@ -58,18 +58,19 @@ class Starter:
         self._lock = allocate_lock()
         self._launched: Launched | None = None
 
-    def start(self, control: int, errors: int) -> Guardian:
+    def start(self, control: int, errors: int, tasks: list[int]) -> Guardian:
         """Fork a guardian that reads its settings from the socket `control`.
 
         Args:
             control: The guardian's end of its control socket; it is copied.
             errors: Descriptor for its last words; it is copied.
+            tasks: Cgroups of version 1 that it joins first, as `open_tasks` opened them; they are copied.
 
         Raises:
             Refused: No process can be forked.
             SandboxLost: The starter was killed; the next call starts another.
         """
-        pid, _fds = self._running().ask("start", None, [control, errors])
+        pid, _fds = self._running().ask("start", None, [control, errors, *tasks])
         return Guardian(int(pid))
 
     def _running(self) -> Launched:

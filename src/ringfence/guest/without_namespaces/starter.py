@@ -39,23 +39,30 @@ def main() -> None:
         message, fds = wire.receive(host)
         if message is None:
             os._exit(0)
-        reply, control, errors = fds
+        reply, control, errors, *tasks = fds
         try:
             pid = namespaces.clone_sibling()
             if pid == 0:
                 os.close(CONTROL_FD)
                 os.close(reply)
-                _guard(control, errors)
+                _guard(control, errors, tasks)
             wire.answer(wire.adopt(reply), b"O%d" % pid)
         except OSError as exc:
             wire.refuse(wire.adopt(reply), exc, "fork")
-        for fd in (control, errors):
+        for fd in (control, errors, *tasks):
             os.close(fd)
 
 
-def _guard(control: int, errors: int) -> NoReturn:
-    """Become a guardian, with its last words going to the descriptor `errors`."""
+def _guard(control: int, errors: int, tasks: list[int]) -> NoReturn:
+    """Become a guardian, with its last words going to the descriptor `errors`.
+
+    Args:
+        tasks: Of `launcher.cgroups.open_tasks`.
+    """
     try:
+        for fd in tasks:
+            os.write(fd, b"0")
+            os.close(fd)
         os.setsid()
         for standard in (1, 2):
             os.dup2(errors, standard)
