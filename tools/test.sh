@@ -62,6 +62,12 @@ find_rootless() {  # sets `python`
   }
 }
 
+# compile_tree PYTHON: compile what is not yet compiled, once instead of in every process and pass.
+compile_tree() {
+  "$1" -m compileall -q -x /test_ src tests >/dev/null || true
+  "$1" tools/rewrite_tests.py tests src/ringfence/testing/conformance || true
+}
+
 make_site() {  # the test tools and the package compiled, in `$stage/site` and `$stage/tree`
   install_site "$python" || {
     echo "the locked test tools could not be installed: $(why_not)" >"$reports/rootless.why"; return 1
@@ -69,7 +75,8 @@ make_site() {  # the test tools and the package compiled, in `$stage/site` and `
   mkdir "$stage/site" "$stage/tree"
   cp -R --preserve=timestamps build/site/. "$stage/site"  # by which Python knows that what is compiled is still of use
   copy_tree "$stage/tree"
-  "$python" -m compileall -q "$stage/tree/src" >/dev/null || true  # once, not in every process
+  find src tests -name '*.pyc' -print0 | tar --null -T - -cf - | tar -C "$stage/tree" -xf -
+  (cd "$stage/tree" && PYTHONPATH=$stage/site compile_tree "$python")
   chmod 755 "$stage"
 }
 
@@ -149,6 +156,7 @@ report_users() {  # pytest arguments
 stage='' passes=()
 add_needs
 if add_dev_tools; then
+  compile_tree .venv/bin/python
   if [ "$(id -u)" = 0 ]; then
     run_all "$@"
   else
