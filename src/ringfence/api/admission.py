@@ -46,7 +46,6 @@ class Admission:
         self._of.update((_client(caller), caller.key))
 
     def end(self, caller: Caller) -> None:
-        """It has been."""
         self.now -= 1
         self._of -= Counter((_client(caller), caller.key))  # one less, and never a name with none
 
@@ -67,7 +66,6 @@ class Admission:
         self._bytes_of[caller.client] += size
 
     def drop(self, caller: Caller, size: int) -> None:
-        """Count them no longer."""
         self._bytes_of -= Counter({caller.client: size})
 
 

@@ -87,8 +87,6 @@ class BodyRequest(Request):
 
 
 class Route(routers.Route):
-    """A route that reads its body so."""
-
     request_class = BodyRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -21,8 +21,6 @@ class SignalBody(BaseModel):
 
 
 class SizeBody(BaseModel):
-    """Of a terminal."""
-
     rows: int = Field(ge=1, le=65_535)
     cols: int = Field(ge=1, le=65_535)
 

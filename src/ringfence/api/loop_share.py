@@ -98,7 +98,6 @@ class Valve:
         self._turn()
 
     def resume_reading(self) -> None:
-        """For the protocol."""
         self.wanted.set()
         self._turn()
 

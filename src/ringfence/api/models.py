@@ -40,7 +40,6 @@ def answer(model: Model, status: int = 200, **options: Any) -> Response:
 
 
 def json_answer(form: Any, status: int = 200) -> Response:
-    """Plain data as the response."""
     return Response(_as_json(form), status, media_type="application/json")
 
 
@@ -55,7 +54,6 @@ def long_answer(model: Model) -> Response:
 
 
 def page(items: list[Any], next_cursor: str | None = None) -> Response:
-    """Build the response for a page of a list."""
     return json_answer({"items": items, "next_cursor": next_cursor})
 
 

@@ -43,8 +43,6 @@ class _Deferred:
 
 
 class Route(_Deferred, APIRoute):
-    """A route for requests."""
-
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         self.methods = set(options["methods"])
@@ -71,6 +69,5 @@ class Router(APIRouter):
     def add_api_websocket_route(
         self, path: str, endpoint: Callable[..., Any], name: str | None = None, **options: Any
     ) -> None:
-        """See `APIRouter.add_api_websocket_route`."""
         options["dependencies"] = [*self.dependencies, *(options.get("dependencies") or ())]
         self.routes.append(_WebSocketRoute(self.prefix + path, endpoint, name=name, **options))

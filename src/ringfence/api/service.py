@@ -39,8 +39,6 @@ _FEW = 20  # models: to write them down takes less than to ask a thread
 
 @dataclass(frozen=True)
 class Settings:
-    """Configuration of the API."""
-
     origin_policy: OriginPolicy = field(default_factory=OriginPolicy)
     bounds: Bounds = field(default_factory=Bounds)
     permissions: Permissions = field(default_factory=Permissions)

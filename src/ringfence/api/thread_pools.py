@@ -96,7 +96,6 @@ class ThreadPools:
         self._tasks[key] += 1
 
     def end_task(self, key: str) -> None:
-        """Count a helper that ended."""
         self._tasks[key] -= 1
         if not self._tasks[key]:
             del self._tasks[key]

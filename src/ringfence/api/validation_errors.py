@@ -61,7 +61,6 @@ _LONGEST = 80  # of what is repeated to whoever sent it
 
 
 def error_of(errors: Sequence[Any]) -> RingfenceError:
-    """The error for the first of what does not fit."""
     first: Mapping[str, Any] = errors[0] if errors else {}
     kind, context = first.get("type", ""), first.get("ctx") or {}
     if kind == "json_invalid":

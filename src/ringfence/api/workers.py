@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """A call, and the future of its caller."""
-
     __slots__ = ("args", "error", "function", "future", "loop", "more", "value")
 
     def __init__(
@@ -36,7 +34,6 @@ class _Call:
         self.error: BaseException | None = None
 
     def make(self) -> None:
-        """In a thread."""
         if self.future.cancelled():
             return  # nobody waits for it any more, and it has not begun
         try:
@@ -60,8 +57,6 @@ class _Call:
 
 
 class _Worker:
-    """A thread, and what wakes it."""
-
     def __init__(self, workers: Workers, first: _Call, name: str) -> None:
         self._workers, self._call = workers, first
         self._awake = allocate_lock()

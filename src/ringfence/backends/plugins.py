@@ -31,23 +31,19 @@ class UnusableBackend:
         self.name, self.why = name, why
 
     def report(self) -> BackendReport:
-        """See `Backend`."""
         from .local.reports import unavailable
 
         return unavailable(self.name, self.why, ())
 
     def provision(self, *_args: object, **_options: object) -> NoReturn:
-        """See `Backend`."""
         raise BackendUnavailable(self.why.message, hint=self.why.hint)
 
     prewarm = restore = provision
 
     def snapshots(self) -> list[Any]:
-        """See `Backend`."""
         return []
 
     def delete_snapshot(self, snapshot_id: str) -> NoReturn:
-        """See `Backend`."""
         raise SnapshotNotFound(f"backend {self.name} has no snapshot {snapshot_id!r}")
 
     def close(self) -> None:

@@ -280,7 +280,6 @@ def check_names(wanted: Iterable[str]) -> None:
 
 
 def _described(name: str, own: Any, options: dict[str, Any]) -> Backend:
-    """The backend that a table of `backends.toml` describes."""
     from .settings import LauncherSettings, StreamSettings
 
     parts = {each: getattr(own, each) for each in own.__match_args__}

@@ -43,7 +43,6 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Of its unix socket."""
         return f"unix:{self.state_dir}/ringfence.sock"
 
     def start(self) -> float:
@@ -83,7 +82,6 @@ class Daemon:
         return processes.cpu_s(self.process.pid)
 
     def close(self) -> None:
-        """End it and all its sandboxes."""
         try:
             subprocess.run(
                 [*self._command(), "--stop"], stdout=subprocess.DEVNULL, timeout=_END_S, check=False

@@ -168,7 +168,6 @@ class Wire:
             pass
 
     def upgrade(self, target: str) -> None:
-        """Become a WebSocket."""
         key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
         version = "Sec-WebSocket-Version: 13"
         self.ask("GET", target, "Upgrade: websocket", "Connection: Upgrade", key, version)
@@ -195,7 +194,6 @@ class Attacker:
         self.path, self.at = path, f"/v1/sandboxes/{sandbox}"
 
     def wire(self) -> Wire:
-        """A new connection."""
         return Wire(self.path)
 
     def call(self, method: str, target: str, form: Any = None) -> tuple[int, bytes]:

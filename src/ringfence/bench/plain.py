@@ -23,7 +23,6 @@ class Plain(http.client.HTTPConnection):
         self._path = address.removeprefix("unix:")
 
     def connect(self) -> None:
-        """To the unix socket."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

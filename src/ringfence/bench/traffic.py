@@ -181,7 +181,6 @@ def client(verb: str, host: str, port: int, *counts: int, python: str = "python3
 
 
 def seconds(output: bytes) -> list[float]:
-    """Parse the output of a client."""
     found: Any = json.loads(output.splitlines()[-1])
     return [float(each) for each in found]
 

@@ -32,7 +32,6 @@ def overview() -> str:
 
 
 def help_of(command: Command) -> str:
-    """The help of one command."""
     parts = [f"Usage: ringfence {command.name} {command.arguments}\n\n{command.summary}\n"]
     parts += _grouped(command)
     if command.details:

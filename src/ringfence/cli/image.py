@@ -210,7 +210,6 @@ class _Bar:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Leave the line as it was."""
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
 

@@ -172,7 +172,6 @@ def verb_of(command: Command, words: Sequence[str]) -> str:
 
 
 def no_arguments(command: Command, rest: Sequence[str]) -> None:
-    """Refuse arguments of a command that takes none."""
     if rest:
         hint = f"it takes options only: see `ringfence {command.name} --help`"
         raise InvalidRequest(f"unexpected argument {rest[0]!r}", field="ARGUMENT", hint=hint)

@@ -55,7 +55,6 @@ class Flow:
         self._ended = ended
 
     def start(self) -> None:
-        """Begin copying."""
         start_new_thread(self._run, ())
 
     @property
@@ -154,7 +153,6 @@ class Flows:
         self.outputs: list[Flow] = []
 
     def output(self, source: int, target: int | Callable[[bytes], None]) -> None:
-        """Pass the command's output on."""
         os.set_blocking(source, True)
         flow = Flow(source, target, lambda _flow: self._bell.ring())
         self.outputs.append(flow)

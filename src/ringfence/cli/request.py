@@ -108,7 +108,6 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def limits(given: dict[str, Any]) -> Limits:
-    """The limits that are given."""
     values: dict[str, Any] = {}
     for name, field in _SIZES.items():
         if name in given:
@@ -148,7 +147,6 @@ def _mount(text: str) -> Mount:
 
 
 def whole_number(text: str, field: str) -> int:
-    """The number that an option has."""
     digits = text.strip().removeprefix("+").removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
         hint = "use a number such as 64, or remove the option for the default limit"

@@ -62,7 +62,6 @@ class Supervisor:
     def start(
         self, stdout: int | Callable[[bytes], None], stderr: int | Callable[[bytes], None]
     ) -> None:
-        """Start the command and its streams."""
         if self.request.pty is not None:
             self._take_terminal()
         self.bell.hear_the_terminal(resized=self.request.pty is not None)
@@ -188,7 +187,6 @@ class Supervisor:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it was started."""
         return time.monotonic() - self.started
 
     def feed_note(self, write: Callable[[bytes], None]) -> None:

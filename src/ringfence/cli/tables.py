@@ -17,7 +17,6 @@ _DAY_S = 86_400
 
 
 def show(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
     sys.stdout.write(written(heads, rows))
 
 

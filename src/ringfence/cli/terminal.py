@@ -81,7 +81,6 @@ class Colours:
         self.on = is_terminal(fd) and not dumb
 
     def paint(self, colour: str, text: str) -> str:
-        """`text` in `colour`."""
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.on else text
 
 
@@ -128,7 +127,6 @@ class Progress:
             self._on = False
 
     def close(self) -> None:
-        """Wipe the line."""
         if self._used:
             self._used = False
             self._write("")

@@ -41,12 +41,10 @@ class Binding:
     made: str = ""
 
     def written(self) -> bytes:
-        """The value in the store."""
         return f"{self.node} {self.bound_at:.0f} {self.made}".encode()
 
     @classmethod
     def read(cls, value: bytes) -> Binding:
-        """Read what `written` has written."""
         node, bound_at, made = [*value.decode().split(" "), "", ""][:3]
         return cls(node, float(bound_at or 0), made)
 
@@ -72,7 +70,6 @@ def forgotten(
 
 
 async def keep_pruning(directory: Directory, nodes: Nodes, scatter: Scatter) -> None:
-    """Prune for ever, now and then."""
     while True:
         await asyncio.sleep(_EVERY_S)
         try:

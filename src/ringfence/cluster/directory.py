@@ -104,7 +104,6 @@ class Directory:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a value."""
         from ray.experimental import internal_kv
 
         self._ask(
@@ -125,7 +124,6 @@ class Directory:
         return (self.get(key) or value) if was_there else value
 
     def remove(self, key: str, *, prefix: bool = False) -> None:
-        """Remove a key, or all that begin so."""
         from ray.experimental import internal_kv
 
         self._ask(
@@ -216,13 +214,11 @@ class KeyRing:
         self._changed()
 
     def change_key(self, key_id: str, **columns: Any) -> None:
-        """Change some columns."""
         if found := self._directory.get(f"key/{key_id}"):
             self._write(replace(_key_of(found), **columns))
             self._changed()
 
     def remove_key(self, key_id: str) -> None:
-        """Remove a key, and the tokens that were made with it."""
         self._forget(key_id)
         for each in self.every_key():
             if each.maker == key_id:

@@ -51,8 +51,6 @@ _KEYS = frozenset((b"authorization", b"x-api-key"))
 
 
 class Front(Entrance):
-    """The entrance of a gateway."""
-
     def __init__(self, app: ASGIApp, behind: Behind, settings: E2BSettings) -> None:
         super().__init__(app, behind.service, settings.domain, _Passing)
         self.behind, self.settings = behind, settings

@@ -146,7 +146,6 @@ class Shard:
 
     @property
     def tag(self) -> str:
-        """The shard's name in ids."""
         return self._tag
 
     def stop(self) -> None:

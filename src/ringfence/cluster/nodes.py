@@ -68,7 +68,6 @@ class Known:
         return far
 
     def state(self) -> NodeState:
-        """The node for `placement`."""
         form = self.form
         return NodeState(
             node_id=self.tag,
@@ -252,7 +251,6 @@ class Nodes:
         return tag in self._lost
 
     def find(self, tag: str) -> Known | None:
-        """The node of this name."""
         return self._known.get(tag)
 
     def check_lost(self, any_id: str, tag: str, sees: str | None) -> None:
@@ -317,7 +315,6 @@ def machine() -> str:
 
 
 async def keep_looking(nodes: Nodes) -> None:
-    """Look for ever."""
     loop = asyncio.get_running_loop()
     while True:
         try:

@@ -59,7 +59,6 @@ class Inbound:
 
     @property
     def caller(self) -> Caller:
-        """The caller that the node serves it for."""
         found: Caller = self.scope["state"]["caller"]
         return found
 

@@ -320,7 +320,6 @@ class Scatter:
             answer.abort()
 
     def nodes(self) -> list[Known]:
-        """Every node."""
         return self._nodes.all()
 
 

@@ -118,7 +118,6 @@ class Pool:
             each.transport.close()
 
     def close(self) -> None:
-        """Close all that is kept."""
         for address in [*self._idle]:
             self.forget(address)
 

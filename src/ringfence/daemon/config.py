@@ -107,11 +107,9 @@ class DaemonConfig(Model):
 
     @property
     def socket_path(self) -> str:
-        """Where the unix socket is."""
         return os.path.join(self.state_dir, SOCKET)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
         return jsonform.dump(self)
 
     @classmethod

@@ -71,7 +71,6 @@ class Sparing(logging.Filter):
         self._left: dict[str, tuple[float, float, int]] = {}  # tokens, when, left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter.filter`."""
         if record.levelno < logging.WARNING or not record.name.startswith(self._LOGGERS):
             return True
         # The text before its values: there are as many as the code has.

@@ -91,7 +91,6 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
             self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """They came in time."""
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
@@ -191,7 +190,6 @@ class InOnePiece:
             self._transport.write(self._head or b"")
 
     def close(self) -> None:
-        """After what was written."""
         self._flush()
         self._transport.close()
 

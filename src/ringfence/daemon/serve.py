@@ -138,7 +138,6 @@ def have_many_files() -> None:
 
 
 def settings_of(config: DaemonConfig) -> Settings:
-    """The settings of the API."""
     from ..api.access.origin_policy import OriginPolicy
     from ..api.access.permissions import Permissions
     from ..api.service import Settings

@@ -87,7 +87,6 @@ class Call:
 
     @property
     def inside(self) -> Live:
-        """The sandbox that it is about."""
         assert self.live is not None  # the door has looked for it
         return self.live
 
@@ -154,7 +153,6 @@ class Route:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The compiled path."""
         return compile_path(self.path)[0]
 
 

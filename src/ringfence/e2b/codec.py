@@ -65,7 +65,6 @@ class RpcError(Exception):
 
     @property
     def form(self) -> dict[str, str]:
-        """The JSON object."""
         return {"code": self.code, "message": self.message}
 
 
@@ -79,7 +78,6 @@ def rpc_error(exc: Exception) -> RpcError:
 
 
 def frame(form: dict[str, Any]) -> bytes:
-    """A message of a stream."""
     return _framed(0, form)
 
 

@@ -222,7 +222,6 @@ def _live(call: Call) -> Live:
 
 
 async def get(call: Call) -> Response:
-    """Describe a sandbox."""
     return JSONResponse(_detail(call, _live(call)))
 
 
@@ -422,7 +421,6 @@ async def set_network(call: Call) -> Response:
 
 
 async def list_templates(call: Call) -> Response:
-    """List the configuration's templates, and the caller's."""
     names = sorted({"base", "code-interpreter-v1", *call.shared.settings.templates})
     forms = [
         {
@@ -440,7 +438,6 @@ async def list_templates(call: Call) -> Response:
 
 
 async def nothing(_call: Call) -> Response:
-    """List nothing."""
     return JSONResponse([])
 
 

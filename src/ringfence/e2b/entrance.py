@@ -101,8 +101,6 @@ class Entrance:
 
 
 class Passing(Generic[E]):
-    """A request on its way."""
-
     def __init__(
         self,
         entrance: E,

@@ -237,7 +237,6 @@ async def health(_call: Call) -> Response:
 
 
 async def metrics(call: Call) -> Response:
-    """Measure now."""
     found = await call.call(call.inside.sandbox.stats)
     limits = call.inside.spec.limits
     form = {

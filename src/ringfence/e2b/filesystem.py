@@ -188,7 +188,6 @@ async def watcher_events(call: Call, form: dict[str, Any]) -> dict[str, Any]:
 
 
 async def remove_watcher(call: Call, form: dict[str, Any]) -> dict[str, Any]:
-    """End a watch."""
     watcher_id = field(form, "watcherId", str, "")
     await call.shared.watchers.remove(call.inside.sandbox_id, watcher_id)
     return {}

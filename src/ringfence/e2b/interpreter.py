@@ -124,7 +124,6 @@ async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
 
 
 def _hidden(run: Run, code: str) -> bytes:
-    """A cell that does not count."""
     return request("hide", cell=new_cell(run), code=code, input=False)
 
 
@@ -294,7 +293,6 @@ def _shown(data: dict[str, str]) -> dict[str, Any]:
 
 
 async def create(call: Call) -> Response:
-    """Begin a context."""
     form = await call.form()
     language = _language(field(form, "language", str))
     cwd = absolute(field(form, "cwd", str) or HOME)
@@ -318,7 +316,6 @@ async def list_(call: Call) -> Response:
 
 
 async def remove(call: Call) -> Response:
-    """End a context."""
     await _end(call, _find(call, call.params["context_id"]))
     return Response(status_code=204)
 

@@ -125,7 +125,6 @@ def judged(service: Service, caller: Caller, spec: SandboxSpec) -> SandboxSpec:
 
 
 def restored(service: Service, caller: Caller, snapshot_id: str) -> SandboxSpec:
-    """Return the spec of a snapshot of this caller."""
     return snapshots.spec_of(snapshots.need(service.manager, snapshot_id, caller.sees))
 
 

@@ -63,5 +63,4 @@ def client_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata as the client gave it."""
     return {key: value for key, value in metadata.items() if key not in (_NAME, "name")}

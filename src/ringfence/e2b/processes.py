@@ -278,7 +278,6 @@ async def stream_input(call: Call) -> dict[str, Any]:
 
 
 async def close_stdin(call: Call, form: dict[str, Any]) -> dict[str, Any]:
-    """Close a process's stdin."""
     run = await _find(call, form)
     try:
         await call.call(run.end_input)

@@ -53,8 +53,6 @@ def server_stream(path: str, handler: Stream) -> Route:
 
 
 def client_stream(path: str, handler: Callable[[Call], Awaitable[dict[str, Any]]]) -> Route:
-    """A route of a stream of messages and one answer."""
-
     async def answer(call: Call) -> Response:
         try:
             async with asyncio.timeout(deadline_s(call)):
@@ -145,5 +143,4 @@ def user_of(call: Call, name: str | None = None) -> str | None:
 
 
 def unknown_user(name: str) -> RpcError:
-    """The error for a user that the sandbox does not have."""
     return RpcError("unauthenticated", f"invalid username: '{name}'")

@@ -80,7 +80,6 @@ class E2BSettings(Model):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
         templates = {name: spec.to_json() for name, spec in self.templates.items()}
         return jsonform.dump(self, templates=templates)
 

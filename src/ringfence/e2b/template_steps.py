@@ -89,7 +89,6 @@ def _bounded(call: Call, limits: Limits) -> Limits:
 
 
 def _base(call: Call, form: dict[str, Any]) -> SandboxSpec:
-    """The spec that a build begins with."""
     settings = call.shared.settings
     if name := field(form, "fromTemplate", str, ""):
         if (spec := settings.spec_of(name)) is not None:

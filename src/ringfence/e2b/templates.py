@@ -194,8 +194,6 @@ def _entries(path: str, skip: int) -> list[dict[str, Any]]:
 
 
 async def logs(call: Call) -> Response:
-    """The log of a build."""
-
     def read() -> list[dict[str, Any]]:
         build = _build(call, _find(call))
         return _entries(_templates(call).places.log(build.id), 0)
@@ -294,8 +292,6 @@ async def delete(call: Call) -> bool:
 
 
 async def tags(call: Call) -> Response:
-    """The tags of a template."""
-
     def read() -> list[dict[str, Any]]:
         template = _find(call, is_mine=False)
         at = timestamp(template.updated_at)

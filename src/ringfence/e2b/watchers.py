@@ -103,7 +103,6 @@ class Watch:
         await call(self.live.inner.files.list, _MARKS, key=self.live.sandbox_id)
 
     async def close(self) -> None:
-        """End it."""
         await self._stack.aclose()
 
 

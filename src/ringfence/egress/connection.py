@@ -77,7 +77,6 @@ class Connection:
         return stream
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Serve it in a task."""
         self._task = task = Task(self.loop, self._run(work))
         task.on_done = self._task_ended
         task.step()

@@ -18,8 +18,6 @@ _STAGGER_S = 0.25  # the next address is tried beside one that has not answered 
 
 
 class _Attempt:
-    """A connection attempt to one address."""
-
     __slots__ = ("address", "error", "is_connected", "sock", "task")
 
     def __init__(self, family: int, address: str, port: int, task: Task) -> None:

@@ -40,7 +40,6 @@ class Gate:
         self._patience: Timer | None = None  # while the server is to speak first
 
     def open(self) -> None:
-        """Begin."""
         relay, opening = self._relay, self._opening
         if opening.objection:
             relay.cut(opening.objection)
@@ -203,7 +202,6 @@ def not_enough(connection: Connection) -> str:
 
 
 def other_than(connection: Connection, kind: str) -> str:
-    """Why one is that speaks `kind`."""
     wanted = " or ".join(each.upper() for each in expected(connection))
     spoken = kind.upper() if kind in (TLS, HTTP) else "another protocol"
     return f"{spoken} where only {wanted} may be spoken"

@@ -24,7 +24,6 @@ class Unruled:
         self.connections: set[Inbound] = set()
 
     def close(self) -> None:
-        """Cut everything."""
         for connection in list(self.connections):
             connection.cut("the sandbox is gone")
 
@@ -53,13 +52,11 @@ class Inbound:
         )
 
     def start(self) -> None:
-        """Begin."""
         self._sandbox.connections.add(self)
         self._sandbox.commons.connections += 1
         self._relay.start()
 
     def cut(self, reason: str) -> None:
-        """Break it off."""
         self._relay.cut(reason)
 
     def event(self) -> dict[str, Any]:

@@ -167,12 +167,10 @@ class Egress:
 
 
 def pieces(items: list[Any], size: int) -> list[list[Any]]:
-    """`items` in lists of at most `size`."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def told(error: BaseException) -> str:
-    """An error and where it happened, in a line."""
     places = []
     trace = error.__traceback__
     while trace is not None:

@@ -57,7 +57,6 @@ class Record:
             self._timer = self._loop.later(_DELAY_S, self.flush)
 
     def forget(self, sandbox_id: str) -> None:
-        """The sandbox is gone."""
         for let_through in (False, True):
             self._rates.pop((sandbox_id, let_through), None)
 

@@ -27,12 +27,10 @@ class Counts:
         self._ends: Counter[str] = Counter()
 
     def began(self) -> None:
-        """Count an exec that started."""
         with self._lock:
             self._started += 1
 
     def ended(self, view: ExecView) -> None:
-        """Count an exec that ended."""
         with self._lock:
             self._ends[str(view.state)] += 1
             self._bytes += view.stdout_bytes + view.stderr_bytes

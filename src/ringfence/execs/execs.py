@@ -244,7 +244,6 @@ class Execs:
         driven.add_done_callback(lambda future: self._failed(run, pump, future.exception()))
 
     def _failed(self, run: Run, pump: SpooledPump, error: BaseException | None) -> None:
-        """It has not ended as it should."""
         if error is None:
             return
         if not isinstance(error, RingfenceError):
@@ -272,7 +271,6 @@ class Execs:
         return written
 
     def _write_rest(self) -> None:
-        """Write down what could not be."""
         with self._lock:
             waiting, self._unwritten = self._unwritten, []
         while waiting:

@@ -76,13 +76,11 @@ class Given:
         self._write()
 
     def end(self, size: int) -> None:
-        """So many were."""
         self.count += size
         self._most = self.count
         self._write()
 
     def close(self) -> None:
-        """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -44,7 +44,6 @@ class LiveForks(Carry):
         self.execs: list[dict[str, str]] = []
 
     def stop(self, processes: str, live: Live) -> None:
-        """See `Carry`."""
         parent = self.report.parent
         try:
             if processes != "none":
@@ -91,7 +90,6 @@ class LiveForks(Carry):
         )
 
     def release(self) -> None:
-        """See `Carry`."""
         try:
             for _, template in self._held:
                 template.release()
@@ -99,7 +97,6 @@ class LiveForks(Carry):
             self._going_on()
 
     def load(self) -> None:
-        """See `Carry`."""
         for _, template in self._held:
             template.load()
 
@@ -139,12 +136,10 @@ class LiveForks(Carry):
         )
 
     def leave_out(self, reason: str) -> None:
-        """See `Carry`."""
         self.execs.append({})
         self.report = ForkReport(self.report.parent, reason=reason)
 
     def remember(self, fork: Live) -> None:
-        """See `Carry`."""
         ids = [view.id for view in self._execs.list(self.report.parent, limit=1000)]
         there = {view.id for view in self._execs.list(fork.sandbox_id, limit=1000)}
         pairs = {id: derived_id(id, fork.sandbox_id) for id in ids}

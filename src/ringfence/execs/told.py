@@ -17,7 +17,6 @@ _logger = logging.getLogger("ringfence.execs")
 
 
 def began(view: ExecView) -> None:
-    """It runs."""
     if not _logger.isEnabledFor(logging.INFO):
         return
     _logger.info("exec running", extra={FACTS: _ids(view)})

@@ -333,7 +333,6 @@ class ExecutionService:
 
     @property
     def config(self) -> ExecutionConfig:
-        """The current configuration."""
         return self._settings.now
 
     def change(self, patch: object) -> ExecutionConfig:

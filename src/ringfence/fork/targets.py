@@ -114,7 +114,6 @@ class HostWriter:
         self._done = 0
 
     def write(self) -> None:
-        """Do all of it."""
         plan = self._plan
         try:
             self._prepare()

@@ -42,7 +42,6 @@ class Write:
         self.entry, self.before, self.source, self.content = entry, before, source, content
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the content."""
         if self.source is None:
             return iter((self.content,))
         return self.source[0].pieces(self.source[1])

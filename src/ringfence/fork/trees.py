@@ -34,9 +34,7 @@ if TYPE_CHECKING:
             """Yield the content of a file."""
             ...
 
-        def names(self, path: str) -> set[str]:
-            """Return the names in a directory."""
-            ...
+        def names(self, path: str) -> set[str]: ...
 
 
 MOST_ENTRIES = 250_000  # of one side: about 300 bytes of memory each
@@ -163,7 +161,6 @@ class HostTree:
             os.close(fd)
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.fd)
 
 
@@ -267,5 +264,4 @@ def read(side: Side, path: str, most: int) -> bytes | None:
 
 
 def is_directory(entry: Entry | None) -> bool:
-    """Return whether `entry` is that of a directory."""
     return entry is not None and entry[0] == DIRECTORY

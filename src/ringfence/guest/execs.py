@@ -62,7 +62,6 @@ class Execs:
         self.unseen_s = 0.0  # for how long they have run since the watchdog looked
 
     def numbers(self) -> list[int]:
-        """Of all that may have processes."""
         return [*self.running, *self._left]
 
     def wait_s(self) -> float | None:
@@ -117,7 +116,6 @@ class Execs:
         self.settle()
 
     def take(self) -> None:
-        """Take what has ended."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
             """Handle a descriptor that became ready."""
             ...
 
-        def close(self) -> None:
-            """Close all that it holds."""
-            ...
+        def close(self) -> None: ...
 
 
 _PIECE = 1 << 20

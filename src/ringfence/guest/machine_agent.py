@@ -33,8 +33,6 @@ def enter(settings: Settings) -> None:
 
 
 class MachineAgent(Agent):
-    """See `Agent`."""
-
     groups: MachineGroups
 
     def _do_freeze(self, _reply: wire.Socket, _fds: list[int], frozen: bool) -> bytes:

@@ -45,7 +45,6 @@ class Watchdog:
             self._next_look = run.started_ns / 1e9 + _EVERY_S - self._execs.unseen_s
 
     def look(self) -> None:
-        """Where it is time to."""
         if not self._is_on or (now := time.monotonic()) < self._next_look:
             return
         self._bound_processes()

@@ -33,8 +33,6 @@ class Account:
 
 @dataclass(frozen=True)
 class Config:
-    """Configuration of an image."""
-
     architecture: str
     diff_ids: tuple[str, ...]
     user: str

@@ -27,8 +27,6 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True)
 class Reference:
-    """Where an image is, in full."""
-
     registry: str
     repository: str
     tag: str = ""

@@ -376,7 +376,6 @@ class ImageStore:
             yield
 
     def blob(self, digest: str) -> str:
-        """Where a blob is, or is to be."""
         if not is_digest(digest):
             raise ImageRefused(f"{digest[:80]!r} is not a SHA-256 digest")
         blobs = os.path.join(self.directory, "blobs")

@@ -49,7 +49,6 @@ def put(values: list[tuple[str, str]]) -> None:
 
 
 def write(path: str, value: str) -> None:
-    """Write one control file."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())

@@ -134,7 +134,6 @@ class FdStore:
             peer.close()
 
     def greet(self, peer: wire.Socket) -> None:
-        """A daemon has come."""
         peer.settimeout(_SEND_S)  # one that does not read must not keep us from the others
         self.daemons[peer.fileno()] = peer
         self.poll.register(peer.fileno(), select.POLLIN)

@@ -35,7 +35,6 @@ class Parent:
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
 
     def run(self) -> None:
-        """Serve, then clean up."""
         poll = select.poll()
         poll.register(self.host.fileno(), select.POLLIN)
         poll.register(self.signal_fd, select.POLLIN)
@@ -66,7 +65,6 @@ class Parent:
             self.forget(pid)
 
     def forget(self, pid: int) -> None:
-        """A child has ended."""
         raise NotImplementedError
 
     def clean_up(self) -> None:

@@ -76,8 +76,6 @@ class Shape(Ids):
 
 
 class Plan(Shape):
-    """The whole plan of a sandbox."""
-
     steps: list[tuple[Any, ...]]
     rlimits: list[tuple[int, int, int]]
     terminals: int  # that may be open at once; 0: the default

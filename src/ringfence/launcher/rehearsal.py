@@ -38,7 +38,6 @@ def rehearse(shape: Shape, signal_fd: int, oom_score_fd: int, io_fd: int) -> Non
 
 
 def _plan_of(shape: Shape) -> Plan:
-    """A plan of about the size that plans have."""
     return {
         **shape,
         "template": b"",

@@ -70,7 +70,6 @@ class ExecReport:
         self.__dict__.update(values)
 
     def pack(self) -> bytes:
-        """The report as one datagram."""
         return b"R" + _REPORT.pack(*map(self.__dict__.__getitem__, self.FIELDS))
 
     @classmethod
@@ -125,7 +124,6 @@ def send(sock: Socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> N
 
 
 def send_raw(sock: Socket, data: bytes, fds: list[int] | tuple[int, ...] = ()) -> None:
-    """Send one datagram as it is."""
     if fds:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"={len(fds)}i", *fds))]
         try:

@@ -114,7 +114,6 @@ def function(name: str, result: type, *types: type) -> Callable[..., int]:
 
 
 def function_at(address: int, result: type, *types: type) -> Callable[..., int]:
-    """A C function by where it lies."""
     found = _Function(address)
     found.restype = result
     found.argtypes = types

@@ -49,5 +49,4 @@ def shown(address: bytes) -> str:
 
 
 def family_of(text: str) -> int:
-    """The family of an address as text."""
     return socket.AF_INET6 if ":" in text else socket.AF_INET

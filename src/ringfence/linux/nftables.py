@@ -140,7 +140,6 @@ def _goes_to(network: bytes, bits: int, first: int, last: int) -> list[bytes]:
 
 
 def _address(network: bytes, bits: int) -> list[bytes]:
-    """The packet's destination is in `network`."""
     size = len(network)
     family, offset = (2, 16) if size == 4 else (10, 24)  # NFPROTO_*; of daddr in the header
     found = [_meta(_META_NFPROTO), _compare(_EQUAL, bytes([family]))]

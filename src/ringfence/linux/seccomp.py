@@ -113,7 +113,6 @@ def answer(listener_fd: int, asked: Notification, number: int) -> None:
 
 
 def answer_value(listener_fd: int, asked: Notification, value: int) -> None:
-    """Answer with the call's result."""
     _respond(listener_fd, _RESPONSE.pack(asked.id, value, 0, 0))
 
 

@@ -155,7 +155,6 @@ class Thread:
             raise OSError(11, "a signal came in between", str(self.tid))
 
     def release(self) -> None:
-        """Let it go on."""
         try:
             _call(_DETACH, self.tid)
         except ProcessLookupError:

@@ -70,7 +70,6 @@ class Graph:
         self._tests: dict[tuple[int, int, int, int, int, int], Test] = {}
 
     def give(self, value: int) -> Return:
-        """The node that returns `value`."""
         return self._returns.setdefault(value, Return(value))
 
     def test(self, field: int, mask: int, jump: int, value: int, yes: Node, no: Node) -> Node:
@@ -81,7 +80,6 @@ class Graph:
         return self._tests.setdefault(key, Test(field, mask, jump, value, yes, no))
 
     def member(self, field: int, mask: int, values: Iterable[int], yes: Node, no: Node) -> Node:
-        """Go to `yes` when (word & mask) is one of `values`."""
         reachable = {value for value in values if value & ~mask == 0}
         if reachable == {0} and mask != WORD:
             return self.test(field, WORD, JUMP_SET, mask, no, yes)

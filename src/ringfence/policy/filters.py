@@ -73,7 +73,6 @@ def load_egress_filter(machine: str | None = None) -> bytes:
 
 
 def egress_file_name(machine: str) -> str:
-    """The name of the file that holds it."""
     return f"{machine}-of-egress.bpf"
 
 
@@ -84,7 +83,6 @@ def load_view_filter(machine: str | None = None) -> bytes:
 
 
 def view_file_name(machine: str) -> str:
-    """The name of the file that holds it."""
     return f"{machine}-of-view.bpf"
 
 

@@ -186,7 +186,6 @@ class SeccompPolicy:
 
     @classmethod
     def default(cls) -> SeccompPolicy:
-        """Ringfence's own policy."""
         import json
 
         with open(_POLICY_FILE, encoding="utf-8") as file:

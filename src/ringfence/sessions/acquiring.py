@@ -57,7 +57,6 @@ def acquire(
 
 
 def attach(manager: Manager, request: AttachRequest, most: int | None = None) -> Lease:
-    """See `SessionManager.attach`."""
     check_client(request.client_id, "request.client_id")
     missing = SandboxNotFound(f"no session or sandbox {request.sandbox_id!r}")
     live = manager.index.find(request.sandbox_id, request.client_id)
@@ -76,7 +75,6 @@ def attach(manager: Manager, request: AttachRequest, most: int | None = None) ->
 
 
 def _checked(spec: SandboxSpec, options: AcquireOptions) -> SandboxSpec:
-    """The spec with what the options add to it."""
     if spec.id is not None:
         raise InvalidRequest(
             "must be empty: choose the sandbox with options.preferred_id", field="spec.id"
@@ -120,7 +118,6 @@ class Acquiring:
         self.built: Built | None = None
 
     def lease(self) -> Lease:
-        """The session that is asked for."""
         wanted = self.options.preferred_id
         # Two who prefer the same id at once: one gets it, and the other sees that.
         turn: AbstractContextManager[None] = nullcontext()

@@ -20,7 +20,6 @@ class Activity:
         self._cpu_ns: int | None = None
 
     def touch(self, now: float) -> None:
-        """Record a call."""
         self.last = max(self.last, now)
 
     def look(self, now: float, *, busy: bool, cpu_ns: int | None) -> None:

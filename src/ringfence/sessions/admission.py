@@ -26,7 +26,6 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait now."""
         return len(self._queue)
 
     def try_take(self) -> bool:
@@ -88,7 +87,6 @@ class Slots:
             self._changed.notify_all()
 
     def give_back(self) -> None:
-        """A sandbox is gone."""
         with self._changed:
             self.taken -= 1
             self._changed.notify_all()

@@ -59,7 +59,6 @@ class PoolConfig(Model):
             checks.refuse("min_warm", what, f"at most {most}, or raise max_warm")
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of all fields."""
         specs = {name: spec.to_json() for name, spec in self.profiles.items()}
         return {**jsonform.dump(self), "profiles": specs}
 

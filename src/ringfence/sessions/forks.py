@@ -71,7 +71,6 @@ def fork(
     key: str,
     carry: Carry,
 ) -> list[Lease]:
-    """See `SessionManager.fork`."""
     branches.check_arguments(n, processes)
     make = partial(_make, manager, live, processes, changes, judge, most, carry)
     if not key:
@@ -168,7 +167,6 @@ def merge(
     dry_run: bool,
     client_id: str | None,
 ) -> Merged:
-    """See `SessionManager.merge`."""
     directory = merging.check(path, prefer)
     if target is branch:
         merging.refuse_itself()

@@ -34,7 +34,6 @@ class Lease:
 
     @property
     def id(self) -> str:
-        """Of the session."""
         return self._live.id
 
     def capabilities(self) -> SandboxCapabilities:
@@ -42,7 +41,6 @@ class Lease:
         return self._manager.capabilities(self._live.id)
 
     def release(self, *, keep_alive: bool = False) -> None:
-        """See `SessionManager.release`."""
         if self._live.state == SessionState.TERMINATED:
             return
         self._manager.release(self._live.id, keep_alive=keep_alive)

@@ -79,7 +79,6 @@ class Live:
         self.sandbox = LeasedSandbox(self.watched, self.spec)
 
     def touch(self) -> None:
-        """It is being used."""
         self.activity.touch(self.clock.now())
 
     def _of_mine(self, verb: Callable[[str], object]) -> Callable[[], None]:
@@ -94,7 +93,6 @@ class Live:
         return call
 
     def left_s(self, now: float) -> float | None:
-        """Of its time to live."""
         return None if self.expires is None else self.expires - now
 
     def remaining_s(self, now: float) -> float | None:
@@ -105,7 +103,6 @@ class Live:
         return min((max(0.0, each) for each in left if each is not None), default=None)
 
     def view(self) -> ClientSession:
-        """Return the session as clients see it."""
         now = self.clock.now()
         left, is_over = self.left_s(now), self.state == SessionState.TERMINATED
         return ClientSession(

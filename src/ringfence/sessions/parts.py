@@ -24,8 +24,6 @@ from .templates.built import Resolver
 
 
 class Manager(Protocol):
-    """See `SessionManager`."""
-
     config: ManagerConfig
     clock: Clock
     store: Store

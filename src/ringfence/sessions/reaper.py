@@ -46,7 +46,6 @@ class Reaper:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin, in the background."""
         self._hands = ThreadPoolExecutor(_HANDS, thread_name_prefix="ringfence-reaper")
         self._thread = threading.Thread(target=self._run, name="ringfence-reaper", daemon=True)
         self._thread.start()

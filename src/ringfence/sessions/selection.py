@@ -39,7 +39,6 @@ def choose(
 
 
 def check_known(preferred: str, names: Iterable[str]) -> None:
-    """Refuse a preferred backend that is not there."""
     if preferred and preferred not in names:
         known = ", ".join(names)
         raise InvalidRequest(

@@ -59,7 +59,6 @@ class Use:
 
     @property
     def running(self) -> int:
-        """Execs that have not ended."""
         with self._lock:
             runs = list(self._execs)
         over = [run for run in runs if not _runs(run)]

@@ -77,7 +77,6 @@ class Reader:
         return total
 
     def close(self) -> None:
-        """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

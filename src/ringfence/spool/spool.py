@@ -159,7 +159,6 @@ class Follower:
         return Event(seq, stream, piece.offset, piece.data, piece.dropped_bytes, self.place)
 
     def close(self) -> None:
-        """Idempotent."""
         for reader in self._readers:
             reader.close()
 

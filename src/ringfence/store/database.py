@@ -68,7 +68,6 @@ class Database:
         return self._transaction
 
     def begin(self) -> None:
-        """Of `transaction`."""
         self._lock.acquire()
         try:
             self._check_owner()
@@ -80,7 +79,6 @@ class Database:
         self._depth += 1
 
     def end(self, *, whole: bool) -> None:
-        """Of `transaction`."""
         self._depth -= 1
         try:
             if self._depth == 0 and whole:
@@ -139,7 +137,6 @@ class Database:
             raise _error(exc, self.path) from exc
 
     def close(self) -> None:
-        """Idempotent."""
         with self._lock:
             if self._owner == os.getpid():
                 self._connection.close()
@@ -190,7 +187,6 @@ def _no_room(path: str) -> StorageFull:
 
 
 def _error(exc: sqlite3.Error, path: str) -> RingfenceError:
-    """The error of ours."""
     if _is_full(exc, path):
         return _no_room(path)
     if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):

@@ -61,7 +61,6 @@ class StateDirectory:
         os.register_at_fork(after_in_child=self._let_go)
 
     def file(self, name: str) -> str:
-        """The path of a file in it."""
         return os.path.join(self.path, name)
 
     def remove(self, name: str) -> None:

@@ -53,7 +53,6 @@ class ExecRecords:
         return (found[0]["exec"], found[0]["request"]) if found else None
 
     def get(self, exec_id: str) -> ExecRecord | None:
-        """The record of that id."""
         found = self._database.rows("SELECT * FROM execs WHERE id = ?", (exec_id,))
         return _read(found[0]) if found else None
 
@@ -81,7 +80,6 @@ class ExecRecords:
         return [(row["id"], row["sandbox"], row["ended_at"]) for row in rows]
 
     def count_ended(self) -> int:
-        """How many have."""
         sql = "SELECT count(*) FROM execs WHERE ended_at IS NOT NULL"
         return int(self._database.rows(sql)[0][0])
 

@@ -48,13 +48,11 @@ class Executions:
         return self._database.write(sql, [*vars(record).values(), *mine]) == 1
 
     def change(self, execution_id: str, **columns: Any) -> None:
-        """Change some columns."""
         changes = ", ".join(f"{name} = ?" for name in columns)
         sql = f"UPDATE executions SET {changes} WHERE id = ?"
         self._database.write(sql, [*columns.values(), execution_id])
 
     def get(self, execution_id: str) -> ExecutionRecord | None:
-        """The record of that id."""
         rows = self._database.rows("SELECT * FROM executions WHERE id = ?", (execution_id,))
         return _read(rows[0]) if rows else None
 

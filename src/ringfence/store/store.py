@@ -102,7 +102,6 @@ class Store:
         self._insert("sandboxes", record)
 
     def change_sandbox(self, sandbox_id: str, **columns: Any) -> None:
-        """Change some columns."""
         self._update("sandboxes", sandbox_id, columns)
 
     def sandbox(self, sandbox_id: str) -> SandboxRecord | None:
@@ -121,7 +120,6 @@ class Store:
         self._insert("sessions", record)
 
     def change_session(self, session_id: str, **columns: Any) -> None:
-        """Change some columns."""
         self._update("sessions", session_id, columns)
 
     def end_session(self, session_id: str, reason: str) -> None:
@@ -173,7 +171,6 @@ class Store:
     # -- keys ---------------------------------------------------------------------------------
 
     def add_key(self, record: KeyRecord) -> None:
-        """Let somebody in."""
         self._insert("keys", record)
 
     def every_key(self) -> list[KeyRecord]:
@@ -182,7 +179,6 @@ class Store:
         return _read(KeyRecord, rows)
 
     def change_key(self, key_id: str, **columns: Any) -> None:
-        """Change some columns."""
         self._update("keys", key_id, columns)
 
     def remove_key(self, key_id: str) -> None:
@@ -226,7 +222,6 @@ class Store:
         self._database.write(sql, (owner, sandbox_id))
 
     def default(self, owner: str) -> str | None:
-        """A client's default sandbox."""
         found = self._database.rows("SELECT sandbox FROM defaults WHERE owner = ?", (owner,))
         return found[0][0] if found else None
 
@@ -249,7 +244,6 @@ class Store:
         )
 
     def anchors(self) -> list[Anchor]:
-        """Every anchor that was not forgotten."""
         return _read(Anchor, self._database.rows("SELECT * FROM anchors"))
 
     def forget_anchor(self, anchor: Anchor) -> None:

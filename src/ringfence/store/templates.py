@@ -61,8 +61,6 @@ class LayerRecord:
 
 
 class TemplateRecords:
-    """The three tables."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -77,11 +75,9 @@ class TemplateRecords:
         self._database.write(f"{sql} ({', '.join(row)}) VALUES ({marks})", [*row.values()])
 
     def change(self, template_id: str, **columns: Any) -> None:
-        """Change some columns of a template."""
         self._update("templates", template_id, columns)
 
     def change_build(self, build_id: str, **columns: Any) -> None:
-        """Change some columns of a build."""
         self._update("template_builds", build_id, columns)
 
     def every(self, owner: str | None = None) -> list[TemplateRecord]:
@@ -90,7 +86,6 @@ class TemplateRecords:
         return self._read(TemplateRecord, f"SELECT * FROM templates {where} ORDER BY id", *values)
 
     def get(self, template_id: str) -> TemplateRecord | None:
-        """The template of this id."""
         found = self._read(TemplateRecord, "SELECT * FROM templates WHERE id = ?", template_id)
         return found[0] if found else None
 
@@ -100,11 +95,9 @@ class TemplateRecords:
         return self._read(TemplateRecord, sql, name)
 
     def remove(self, template_id: str) -> None:
-        """Remove a template and its builds."""
         self._database.write("DELETE FROM templates WHERE id = ?", (template_id,))
 
     def build(self, build_id: str) -> BuildRecord | None:
-        """The build of this id."""
         sql = "SELECT * FROM template_builds WHERE id = ?"
         found = self._read(BuildRecord, sql, build_id)
         return found[0] if found else None
@@ -120,16 +113,13 @@ class TemplateRecords:
         return self._read(BuildRecord, sql, WAITING, BUILDING)
 
     def remove_build(self, build_id: str) -> None:
-        """Forget a build."""
         self._database.write("DELETE FROM template_builds WHERE id = ?", (build_id,))
 
     def counts(self) -> dict[str, int]:
-        """Count the builds by status."""
         sql = "SELECT status, count(*) AS n FROM template_builds GROUP BY status"
         return {row["status"]: row["n"] for row in self._database.rows(sql)}
 
     def layer(self, owner: str, key: str) -> LayerRecord | None:
-        """The result of a step."""
         sql = "SELECT * FROM template_layers WHERE owner = ? AND key = ?"
         found = self._read(LayerRecord, sql, owner, key)
         return found[0] if found else None
@@ -141,12 +131,10 @@ class TemplateRecords:
         return self._read(LayerRecord, sql, *values)
 
     def touch_layer(self, owner: str, key: str, now: float) -> None:
-        """Note that a layer was used."""
         sql = "UPDATE template_layers SET used_at = ? WHERE owner = ? AND key = ?"
         self._database.write(sql, (now, owner, key))
 
     def remove_layer(self, snapshot: str) -> None:
-        """Forget the layers of a snapshot."""
         self._database.write("DELETE FROM template_layers WHERE snapshot = ?", (snapshot,))
 
     def _update(self, table: str, key: str, columns: dict[str, Any]) -> None:

@@ -179,7 +179,6 @@ class Audit:
                 each.reopen()
 
     def close(self) -> None:
-        """Write no more."""
         if self._closes is not None:
             self._closes.cancel()
         self._close_window()

@@ -53,13 +53,11 @@ class Ceilings(Model):
                 checks.integer(value, name, 0, 1 << 62)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of the ceilings that are set."""
         own = {name: getattr(self, name) for name in _OWN if getattr(self, name) is not None}
         return {**self.limits.to_json(), **own}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read `to_json`'s form."""
         given = jsonform.json_object(data, "most")
         own = {name: given.pop(name, None) for name in _OWN}
         return cls(jsonform.widened(Limits.from_json, given, "most", _OWN), **own)

@@ -350,7 +350,6 @@ class _Passing:
             self.note()
 
     def note(self) -> None:
-        """Count it, and say so."""
         scope = self._scope
         method = scope.get("method", "WEBSOCKET")
         refused_on = self._found.path if self._found else "(none)"

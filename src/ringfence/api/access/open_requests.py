@@ -56,7 +56,6 @@ class OpenRequests:
         return request
 
     def end(self, request: OpenRequest | None) -> None:
-        """It is over."""
         if request is not None:
             self._requests.pop(id(request.task), None)
 

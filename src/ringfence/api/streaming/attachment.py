@@ -53,7 +53,6 @@ class _Room:
         self._taken += size
 
     def give(self, size: int) -> None:
-        """It waits no longer."""
         self._taken -= size
         waiting, self._waiting = self._waiting, deque()
         for each in waiting:

@@ -33,7 +33,6 @@ class CodexLauncher(Launcher):
         _version(path, self.probe_timeout_s)
 
     def describe(self) -> str:
-        """Its version, and where it is."""
         path = shutil.which(self.programs[-1]) or self.programs[-1]
         return f"{_version(self.programs[-1], self.probe_timeout_s)} at {os.path.realpath(path)}"
 

@@ -73,7 +73,6 @@ class FarLauncher:
             raise BackendUnavailable(f"{self.name}: {self.argv[0]!r} is not installed")
 
     def command(self, there: list[str]) -> list[str]:
-        """All of it."""
         return [*self.argv, *([shlex.join(there)] if self.quoted else there)]
 
 

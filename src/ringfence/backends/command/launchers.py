@@ -104,7 +104,6 @@ class Launcher:
         return command
 
     def environment(self, words: Mapping[str, str]) -> dict[str, str]:
-        """Its environment, filled in."""
         path = os.environ.get("PATH", "/usr/bin:/bin")
         return {"PATH": path, **{name: text.format(**words) for name, text in self.env.items()}}
 

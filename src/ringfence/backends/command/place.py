@@ -60,7 +60,6 @@ class Place:
 
     @property
     def words(self) -> dict[str, str]:
-        """Placeholders of templates."""
         paths = {name: f"{self.path}/{name}" for name in ("root", "etc", "agent", "own")}
         return {**paths, "host_id": str(self._host_id)}
 
@@ -115,7 +114,6 @@ def base() -> str:
 
 
 def make_locked() -> tuple[str, int]:
-    """A new directory, and its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=base())
         lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

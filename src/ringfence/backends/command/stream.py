@@ -99,7 +99,6 @@ class StreamBackend(AgentBackend):
         super().check(spec)
 
     def no_disk(self, spec: SandboxSpec) -> str:
-        """See `AgentBackend`."""
         del spec
         return "the files of its sandboxes are in the memory of the far host"
 
@@ -304,7 +303,6 @@ def _packed() -> bytes:
 
 
 def _far_command(launcher: FarLauncher, uid: int) -> list[str]:
-    """Build the command for the far end."""
     told = {"launcher": launcher.there, "uid": uid, "inner": _INNER, **template.far_root(uid)}
     source = agent_code.sources()["ringfence.guest.far_start"][1]
     return [launcher.python, "-I", "-S", "-c", f"{source}\nmain(sys.argv[1])", json.dumps(told)]

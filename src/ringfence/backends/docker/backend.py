@@ -258,7 +258,6 @@ class DockerBackend(AgentBackend):
         )
 
     def no_disk(self, spec: SandboxSpec) -> str:
-        """See `AgentBackend`."""
         if spec.image:
             return ""  # the engine keeps the files of a container, on its disk
         return (

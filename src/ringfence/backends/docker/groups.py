@@ -28,7 +28,6 @@ class Group:
                 self._places[name] = f"{_ROOT}/{name}{path}"
 
     def cpu_ns(self) -> int | None:
-        """Time used by all of it."""
         v1 = self._number("cpuacct", "cpuacct.usage")
         v2 = self._field("", "cpu.stat", "usage_usec")
         return v1 if v1 is not None else v2 * 1000 if v2 is not None else None
@@ -42,7 +41,6 @@ class Group:
         return self._either(("memory", "memory.max_usage_in_bytes"), ("", "memory.peak"))
 
     def memory_limit(self) -> int | None:
-        """As the kernel has it."""
         return self._either(("memory", "memory.limit_in_bytes"), ("", "memory.max"))
 
     @property
@@ -68,7 +66,6 @@ class Group:
             return  # an engine of somebody else's, or on another machine: the report says so
 
     def pids_limit(self) -> int | None:
-        """As the kernel has it."""
         return self._either(("pids", "pids.max"), ("", "pids.max"))
 
     def oom_kills(self) -> int | None:

@@ -110,7 +110,6 @@ class DockerSandbox(ContainedSandbox):
         )
 
     def lacking(self) -> tuple[str, ...]:
-        """Limits that the backend has, and this one has not."""
         if self.has_room:
             return ()
         return ("inodes",) if self._of_image and self.spec.limits.disk_bytes else QUOTAS

@@ -75,7 +75,6 @@ def is_here() -> bool:
 
 
 def _in_jail(more: JailMounts, path: str) -> str:
-    """Where the jail has a directory of the guest's."""
     around = [target for target in more.places if is_below(path, target)]
     if not around:
         return places.ROOTFS + path

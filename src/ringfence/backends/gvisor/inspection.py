@@ -47,12 +47,10 @@ class HostProcess:
 
     @property
     def interfaces(self) -> list[str]:
-        """Network interfaces that it has."""
         return self.network.interfaces
 
     @property
     def network(self) -> NetworkTables:
-        """Of its network namespace."""
         return NetworkTables(lambda name: read_text(f"/proc/{self.pid}/net/{name}"))
 
     def has_same(self, namespace: str, other: HostProcess) -> bool:

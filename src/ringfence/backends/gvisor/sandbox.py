@@ -201,8 +201,6 @@ class StandStill:
 
 
 class GvisorNetwork(SandboxNetwork):
-    """See `SandboxNetwork`."""
-
     _sandbox: GvisorSandbox
 
     def check(self, policy: NetworkPolicy) -> None:

@@ -25,8 +25,6 @@ NAME = "gvisor"
 
 
 class GvisorWarm:
-    """See `WarmSandbox`."""
-
     def __init__(self, sandbox: GvisorSandbox) -> None:
         self.id, self._kind = sandbox.id, kind_of(sandbox.spec)
         self._sandbox, self._lock, self._is_kept = sandbox, allocate_lock(), True
@@ -73,7 +71,6 @@ class GvisorWarm:
         return self._sandbox
 
     def discard(self) -> None:
-        """End it unused."""
         if self._take():
             self._sandbox.terminate()
 

@@ -77,7 +77,6 @@ def _is_local(address: str) -> bool:
 
 
 def own_rule(path: str, *, sockets: bool) -> tuple[str, int]:
-    """The rule for a directory of the sandbox's own."""
     return path, _WRITE | (landlock.MAKE_SOCK if sockets else 0)
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..protocol import BackendSandbox
 
     class Maker(Protocol):
-        """The backend of the sandbox."""
-
         name: str
 
         def catalogue(self) -> Catalogue: ...
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
         def provision(self, spec: SandboxSpec) -> BackendSandbox: ...
 
     class Compared(Protocol):
-        """The sandbox that is compared."""
-
         spec: SandboxSpec
         mounts: list[ResolvedMount]
         has_whiteouts: bool

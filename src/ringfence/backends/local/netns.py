@@ -34,7 +34,6 @@ class NetworkTables:
 
     @property
     def interfaces(self) -> list[str]:
-        """Its network interfaces."""
         lines = self._read("dev").splitlines()[2:]
         return [line.partition(":")[0].strip() for line in lines]
 

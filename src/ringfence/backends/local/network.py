@@ -74,7 +74,6 @@ class SandboxNetwork:
 
     @property
     def trusted(self) -> Trusted | None:
-        """The authority that its programs trust."""
         return self._trusted
 
     @property

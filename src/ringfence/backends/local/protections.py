@@ -132,11 +132,9 @@ class Reader:
         return Protection(name, *verdict) if verdict else None
 
     def lacks(self, why: str, fix: str = "") -> Verdict:
-        """Report what `lacking` says."""
         return (self.lacking, why, fix)
 
     def of_namespaces(self, shared: list[str], own: Sequence[str]) -> Verdict:
-        """Judge which namespaces are the host's."""
         if shared:
             return self.lacks(f"shared with the host: {', '.join(shared)}")
         return enforced(f"its own {', '.join(own)}")
@@ -203,7 +201,6 @@ class MountReader(Reader):
         raise NotImplementedError
 
     def host_trees(self) -> list[MountLine]:
-        """Mounts that show files of the host."""
         raise NotImplementedError
 
     def root_file_system(self) -> Verdict:

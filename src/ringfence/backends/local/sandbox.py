@@ -290,7 +290,6 @@ class LocalSandbox(Comparable):
     # -- ending -----------------------------------------------------------------------------
 
     def compare(self, since: str | None) -> Changes:
-        """See `Comparable`."""
         from .comparing import changes
 
         backend: Any = self.backend
@@ -352,8 +351,6 @@ class LocalSandbox(Comparable):
 
 
 class InCgroup(LocalSandbox):
-    """A sandbox in a cgroup of ours."""
-
     group: Group
     _hurries = 0
 

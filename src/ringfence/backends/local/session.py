@@ -124,5 +124,4 @@ def check_sources(spec: SandboxSpec) -> None:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Return whether `path` is `directory` or below it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

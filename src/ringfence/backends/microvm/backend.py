@@ -227,7 +227,6 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
                 raise
 
     def _woken(self, started: Started) -> wire.Socket:
-        """The socket to the agent, once it is there."""
         word = _said(started, _WAKE_S)
         if word != READY:
             number, _, text = word[1:].partition(b" ")

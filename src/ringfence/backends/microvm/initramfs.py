@@ -83,7 +83,6 @@ class Archive:
         self._out += bytes(-len(self._out) % 4)
 
     def finished(self) -> bytes:
-        """The whole archive."""
         self._put("TRAILER!!!", 0, b"")
         return bytes(self._out)
 

@@ -34,7 +34,6 @@ class Kernel:
         self._modules = _modules_of(directory, release)
 
     def stamp(self) -> str:
-        """Changes when the kernel does."""
         info = os.stat(self.path)
         wanted = " ".join(self._wanted)
         return f"{self.release} {info.st_size} {info.st_mtime_ns} {wanted}"

@@ -48,8 +48,6 @@ _NATIVE = f"host,migratable=on,{_HIDDEN}"
 
 
 class Qemu:
-    """An installed emulator."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         done = subprocess.run(
@@ -64,7 +62,6 @@ class Qemu:
         self.version = found[1] if found else "unknown"
 
     def stamp(self) -> str:
-        """Changes when the program does."""
         info = os.stat(self.path)
         return f"{self.version} {info.st_size} {info.st_mtime_ns}"
 

@@ -82,7 +82,6 @@ class MicrovmReader(AgentReader, BoundsReader):
         self.bounds = pids, files, disk, inodes
 
     def guest_kernel(self) -> Verdict:
-        """Both kernels are asked which they are."""
         with self.sandbox.files.open_read("/proc/version") as file:
             guest = file.read().decode("utf-8", "replace").split()[2]
         mine = os.uname().release

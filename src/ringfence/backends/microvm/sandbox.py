@@ -180,7 +180,6 @@ class MicrovmSandbox(JailedSandbox):
         _attach(self, mount, more)
 
     def changing(self) -> AbstractContextManager[object]:
-        """For who changes it and is no caller's."""
         return self._lock
 
     # -- snapshots ----------------------------------------------------------------------------

@@ -135,11 +135,9 @@ class NativeBackend(Runtime, Durable, ProfileStore):
 
     @property
     def profile_names(self) -> tuple[str, ...]:
-        """See `Backend`."""
         return (*BUILT_IN, *self.profiles)
 
     def refuses(self, spec: SandboxSpec) -> str:
-        """See `Backend`."""
         try:
             ids.check(profile_named(spec.profile, self.profiles))
         except RingfenceError as exc:

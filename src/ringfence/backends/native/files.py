@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class NativeFiles(LocalFiles):
-    """See `BackendFiles`."""
-
     def __init__(self, sandbox: LiveSandbox) -> None:
         super().__init__(sandbox)
         self._sandbox = sandbox

@@ -90,13 +90,11 @@ class Inspection:
 
     @property
     def root_device(self) -> str:
-        """The device of its private root."""
         root = self.mount_at("/")
         return root.device if root else ""
 
     @property
     def network(self) -> NetworkTables:
-        """Of its network namespace."""
         return NetworkTables(lambda name: self.inside(f"/proc/self/net/{name}"))
 
     def disk(self) -> tuple[int, int]:

@@ -89,7 +89,6 @@ class NativeTemplate(ProcessTemplate):
     def copy(
         self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
     ) -> tuple[BackendExec, Callable[[], None]]:
-        """See `ProcessTemplate`."""
         reports: list[wire.Socket] = []
 
         def tell(number: int, reply: wire.Socket, streams: list[int]) -> None:

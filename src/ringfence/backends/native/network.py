@@ -24,8 +24,6 @@ _NAMESPACE = "/proc/self/ns/net"
 
 
 class NativeNetwork(SandboxNetwork):
-    """See `SandboxNetwork`."""
-
     _sandbox: LiveSandbox
 
     def _keep(self, sockets: list[int]) -> None:

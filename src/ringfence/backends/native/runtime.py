@@ -90,7 +90,6 @@ class Runtime(LocalBackend):
         self._making.add(sandbox_id)
 
     def made(self, sandbox_id: str) -> None:
-        """It is there, or it could not be made."""
         self._making.discard(sandbox_id)
 
     def released(self, sandbox: LiveSandbox) -> None:
@@ -113,7 +112,6 @@ class Runtime(LocalBackend):
         return self.zygote().label if self.handover.outlives else ""
 
     def living(self) -> list[NativeSandbox]:
-        """Every sandbox that has not ended."""
         return list(self._live.values())
 
     def count(self, sandbox: NativeSandbox) -> None:
@@ -212,7 +210,6 @@ class Runtime(LocalBackend):
     # -- prebuilt sandboxes -----------------------------------------------------------------
 
     def _prebuilt_ids(self) -> tuple[str, ...]:
-        """Ids of the unclaimed ones."""
         return ()
 
     def _hear(self, zygote: Zygote, fd: int) -> None:

@@ -204,7 +204,6 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
             lend(pipes)
 
     def adopted_execs(self) -> dict[str, LocalExec]:
-        """See `DurableSandbox`."""
         return {run.label: run for run in list(self.runs.values())}
 
     # -- life -------------------------------------------------------------------------------
@@ -386,11 +385,9 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
         )
 
     def running(self) -> Mapping[str, str]:
-        """See `Forkable`."""
         return {run.id: run.facts[0] for run in list(self.runs.values())}
 
     def template(self, run: BackendExec) -> ProcessTemplate:
-        """See `Forkable`."""
         from .live_copies import NativeTemplate, refused
 
         assert isinstance(run, LocalExec)
@@ -420,7 +417,6 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
                 self._ending.append(pidfd)
 
     def left_behind(self) -> Sequence[str]:
-        """See `Forkable`."""
         from .live_copies import left_behind
 
         return left_behind(self)

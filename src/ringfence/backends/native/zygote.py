@@ -37,7 +37,6 @@ class Zygote(Launched):
 
     @property
     def label(self) -> str:
-        """See `owner.label`."""
         self._label = self._label or owner.label(self.pid, self.started)
         return self._label
 

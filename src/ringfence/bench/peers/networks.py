@@ -116,7 +116,6 @@ class SandboxRuntime(Network):
         super().__init__("srt", lambda argv: [*start, shlex.join([*quoted, *argv])], "127.0.0.1")
 
     def close(self) -> None:
-        """Remove the settings."""
         self._directory.cleanup()
 
 

@@ -107,7 +107,6 @@ def _is_null(fd: int) -> bool:
 
 
 def shell(argv: Sequence[str]) -> int:
-    """A terminal in a sandbox."""
     given, words, command = remote.read(SHELL, argv)
     remote.no_more(words, 1)
     options, argv = _options(given), command or _SHELL
@@ -211,7 +210,6 @@ def _network(sandbox: RemoteSandbox, given: dict[str, Any]) -> int:
 
 
 def copy(argv: Sequence[str]) -> int:
-    """Into or out of a sandbox."""
     given, words, after = remote.read(CP, argv)
     words += after
     remote.no_more(words, 2)

@@ -111,7 +111,6 @@ def print_json(form: Any) -> None:
 
 
 def full(view: SandboxView) -> dict[str, Any]:
-    """All that the server said of it."""
     return view.to_json(admin=True)
 
 

@@ -77,7 +77,6 @@ def spec_of(given: dict[str, Any]) -> SandboxSpec:
 
 
 def list_(argv: Sequence[str]) -> int:
-    """A table of sandboxes."""
     given, words, after = remote.read(LIST, argv)
     remote.no_more([*words, *after], 0)
     with remote.client_of(given) as client:

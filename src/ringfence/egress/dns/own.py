@@ -39,7 +39,6 @@ class OwnAddresses:
         )
 
     def close(self) -> None:
-        """Stop listening."""
         self._loop.unwatch(self._socket.fileno())
         self._socket.close()
 

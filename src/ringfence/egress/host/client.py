@@ -185,11 +185,9 @@ class Egress:
 
     @property
     def processes(self) -> list[int]:
-        """Their pids."""
         return [line.pid for line in self._lines.values()]
 
     def close(self) -> None:
-        """End it all."""
         with self._lock:
             lines = list(self._lines.values())
             self._lines.clear()

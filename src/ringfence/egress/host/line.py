@@ -405,7 +405,6 @@ class _Answer:
         self.live: list[dict[str, Any]] = []
 
     def set(self, value: dict[str, Any]) -> None:
-        """The first counts."""
         if not self._is_set:
             self.value, self._is_set = value, True
             self._lock.release()

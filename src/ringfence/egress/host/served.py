@@ -42,7 +42,6 @@ class Served:
         self._first: dict[tuple[str, str, int], NetworkEvent] = {}  # to each place
 
     def add(self, event: NetworkEvent) -> None:
-        """Put it on record."""
         with self._lock:
             if event.allowed and event.kind != "dns":
                 self._passed.append(event)
@@ -90,6 +89,5 @@ class Served:
         self.close()
 
     def close(self) -> None:
-        """Close its sockets."""
         while self.fds:
             os.close(self.fds.pop())

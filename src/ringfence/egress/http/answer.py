@@ -21,8 +21,6 @@ BAD_GATEWAY = 502
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AnswerHead(Model):
-    """Head of a response."""
-
     version: str
     status: int
     reason: str

@@ -75,7 +75,6 @@ def could_hide(name: str) -> bool:
 
 
 def answer(head: AnswerHead, length: Length, *, switched: bool = False) -> bytes:
-    """The head of the answer as the client gets it."""
     if head.is_interim:
         return head.encode(
             head.fields.without(("connection", "content-length", "transfer-encoding"))

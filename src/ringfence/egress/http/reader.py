@@ -52,7 +52,6 @@ class Reader:
         return self._take(end + len(END))
 
     async def read(self, most: int = PIECE) -> bytes:
-        """As `Stream.read`."""
         if self._buffer:
             return self._take(most)
         return await self.stream.read(most)

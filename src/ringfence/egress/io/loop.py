@@ -98,7 +98,6 @@ class Loop:
         self._soon.append(call)
 
     def later(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Call it `delay_s` seconds from now."""
         timer = Timer(self, monotonic() + delay_s, call)
         heapq.heappush(self._timers, timer)
         if self._cancelled > max(_MOST_CANCELLED, len(self._timers) // 2):
@@ -279,7 +278,6 @@ _current: Task | None = None
 
 
 def running() -> Loop:
-    """The loop that runs in this process."""
     if _current is not None:
         return _current.loop
     if _running is None:
@@ -288,7 +286,6 @@ def running() -> Loop:
 
 
 def current() -> Task:
-    """The task that is running."""
     if _current is None:
         raise RuntimeError("not in a task")
     return _current
@@ -300,7 +297,6 @@ def pause() -> _Pause:
 
 
 async def sleep(seconds: float) -> None:
-    """Wait that long."""
     task = current()
     until = monotonic() + seconds
     timer = task.loop.later(seconds, task.wake)

@@ -13,8 +13,6 @@ _MOST_KEPT = 32
 
 
 class Pipe:
-    """A pipe and how much is in it."""
-
     __slots__ = ("held", "is_big", "read_fd", "write_fd")
 
     def __init__(self, *, big: bool) -> None:
@@ -62,6 +60,5 @@ class Pipes:
             self._idle.insert(0, pipe)
 
     def close(self) -> None:
-        """Close those that nobody has."""
         while self._idle:
             self._idle.pop().close()

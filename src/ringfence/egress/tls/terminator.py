@@ -31,7 +31,6 @@ class Terminator:
         return {"cert": authority.certificate, "key": authority.private_key()}
 
     def authority(self, given: dict[str, str]) -> Authority:
-        """The one that `make` made."""
         return Authority.load(given["cert"], given["key"])
 
     async def serve(

@@ -245,7 +245,6 @@ def _is_member(pid: int, base: int) -> bool:
 
 
 def kill_members(base: int) -> bool:
-    """Send SIGKILL to them."""
     found = members(base)
     signal_members(found, base, signal.SIGKILL)
     return bool(found)
@@ -292,7 +291,6 @@ class LandlockTags(Tags):
         return members(self._base)
 
     def count(self) -> int:
-        """Count threads, as a cgroup does."""
         return sum(max(1, processes.threads(pid)) for pid in self._of_all())
 
     def memory_bytes(self) -> int:

@@ -45,7 +45,6 @@ class Metadata:
         self._beneath = tuple(f"{root}/" for root in self._roots)
 
     def serve(self, asked: seccomp.Notification) -> None:
-        """Answer one question."""
         try:
             number = self._change(asked)
         except OSError as exc:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Shared(TypedDict):
-        """Where the files are."""
-
         calls: dict[int, str]  # calls that ask, by their numbers on this machine
         place: str  # a directory that the sandbox may write
 
@@ -48,7 +46,6 @@ class SharedMemory:
         self._listener_fd, self._place = listener_fd, os.fsencode(shared["place"])
 
     def serve(self, asked: seccomp.Notification) -> None:
-        """Answer one question."""
         name, words = self.calls[asked.number], asked.arguments
         at = 1 if name.endswith("at") else 0
         connects.start_guard()
@@ -131,7 +128,6 @@ class Segments:
         self._own: dict[int, tuple[int, int, int]] = {}  # id: its key, size and address here
 
     def serve(self, asked: seccomp.Notification) -> None:
-        """Answer one question."""
         first, second, third = (word & 0xFFFFFFFF for word in asked.arguments[:3])
         name = self.calls[asked.number]
         if name == "shmget":

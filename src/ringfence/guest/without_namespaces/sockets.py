@@ -73,7 +73,6 @@ class Sockets(connects.Connects):
         self._beneath = tuple(f"{root}/" for root in network["unix"])
 
     def serve(self, asked: seccomp.Notification) -> None:
-        """Answer one question."""
         name = self.network["calls"][asked.number]
         if name == "connect":
             self.answer(asked)
@@ -116,7 +115,6 @@ class Sockets(connects.Connects):
         return sock
 
     def _own(self, family: int, port: int) -> bytes:
-        """The sandbox's own address, for a socket of that family."""
         if family == _INET:
             return _address(_INET, self.network["v4"], port)
         return _address(_INET6, _MAPPED + self.network["v6"], port)

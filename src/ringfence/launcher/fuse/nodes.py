@@ -20,7 +20,6 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 
 def text(name: bytes) -> str:
-    """A name as Python has it."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -119,7 +118,6 @@ class Nodes:
             self._numbers[new] = number
 
     def written(self) -> dict[str, Any]:
-        """All of it, as plain values."""
         known = [
             (number, node.parent, node.name, node.lookups) for number, node in self._nodes.items()
         ]

@@ -109,7 +109,6 @@ class Share:
             return head + bytes(fuse.ATTRIBUTES.size)
 
     def stat(self, node: int, handle: int = 0) -> Any:
-        """Stat a file."""
         del handle
         directory, name = self.nodes.place(node)
         try:
@@ -183,7 +182,6 @@ class Share:
         return os.pread(self.fd_of(node, handle), min(size, fuse.MOST_BYTES), offset)
 
     def listed(self, node: int) -> Entries:
-        """All that is in a directory."""
         directory, name = self.nodes.place(node)
         try:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | SAFE, dir_fd=directory)
@@ -225,7 +223,6 @@ class Share:
 
 
 def name_in(body: memoryview) -> str:
-    """The one name that a message ends with."""
     return checked(bytes(body).partition(b"\0")[0])
 
 

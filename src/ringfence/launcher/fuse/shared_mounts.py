@@ -126,7 +126,6 @@ class SharedMounts(share.Share):
     # -- names --------------------------------------------------------------------------------
 
     def _in(self, node: int, name: str, do: Callable[[str, int], None]) -> None:
-        """Do something with a name in a directory."""
         directory = self.nodes.directory(node)
         try:
             do(name, directory)

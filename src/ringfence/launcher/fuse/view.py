@@ -175,7 +175,6 @@ class Server:
         return True
 
     def _serve(self, device: int) -> None:
-        """Answer all that waits."""
         view, buffer = self._views[device], memoryview(self._buffer)
         while True:
             try:

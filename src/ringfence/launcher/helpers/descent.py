@@ -29,7 +29,6 @@ class Descent:
 
     @property
     def fd(self) -> int:
-        """The directory that this is at."""
         return self._fds[-1]
 
     @property
@@ -71,7 +70,6 @@ class Descent:
         return fd
 
     def close(self) -> None:
-        """Close all that is open."""
         for fd in self._fds:
             if fd >= 0:
                 os.close(fd)

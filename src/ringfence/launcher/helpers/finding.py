@@ -162,7 +162,6 @@ def find(stream: int, path: str, options: str) -> None:
 
 
 def described(path: str, info: os.stat_result) -> dict[str, Any]:
-    """A path as `FileInfo` has it."""
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
     kind = kinds.get(stat.S_IFMT(info.st_mode), "other")
     return {

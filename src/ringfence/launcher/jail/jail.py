@@ -183,7 +183,6 @@ def _tmpfs(
 
 
 def _guest_root(plan: JailPlan, trees: list[int], content: int, control: wire.Socket) -> None:
-    """The guest's files."""
     guest = plan["guest"]
     size = f"size={guest['size_bytes']},nr_inodes={guest['inodes']}"
     if guest["image"] < 0:

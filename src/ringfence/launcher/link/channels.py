@@ -97,14 +97,12 @@ class LineEnd(Line):
         raise NotImplementedError
 
     def _take_unknown(self, kind: bytes, number: int, data: bytes) -> None:
-        """A frame of a channel that is not there."""
         del kind, data
         if number > self._last:
             raise LineError("a channel that never was")
         # It has ended here, and the other side could not know yet.
 
     def _take_other(self, channel: Channel, kind: bytes) -> None:
-        """A frame of a kind that not every line has."""
         raise LineError(f"an unknown kind of frame on channel {channel.number}: {kind!r}")
 
     def _take_data(self, channel: Channel, data: bytes) -> None:
@@ -277,7 +275,6 @@ class LineEnd(Line):
         self._watch(channel)
 
     def _end(self, channel: Channel) -> None:
-        """Both directions have ended."""
         self._close(channel)
 
     def _close(self, channel: Channel) -> None:

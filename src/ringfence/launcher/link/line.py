@@ -26,7 +26,6 @@ CONTROL = 0  # the channel of what belongs to no other
 
 
 def frame(kind: bytes, number: int, data: bytes) -> bytes:
-    """Pack a frame."""
     return _HEADER.pack(kind, number, len(data)) + data
 
 
@@ -185,5 +184,4 @@ class Line:
         del self._in[:at]
 
     def _take(self, kind: bytes, number: int, data: bytes) -> None:
-        """A frame came."""
         raise NotImplementedError

@@ -125,7 +125,6 @@ class Steps:
         self._now = self._lists.setdefault(name, [])
 
     def add(self, number: int, *arguments: Any, expect: int = SUCCESS, value: Any = 0) -> None:
-        """Add a step."""
         padding = _ZEROS[len(arguments) :]
         self._now.append((number, *arguments, *padding, expect, value, 0))
 
@@ -151,7 +150,6 @@ class Steps:
         return self.base + len(self._data)
 
     def content(self) -> bytes:
-        """All of it, once it is whole."""
         places = {
             name: self.put(bytes(STEP_BYTES * len(each))) for name, each in self._lists.items()
         }

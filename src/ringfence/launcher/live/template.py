@@ -63,7 +63,6 @@ class Template:
         self.socket, self.pid = self._start()
 
     def close(self) -> None:
-        """End it."""
         self.socket.close()
         os.waitpid(self.pid, 0)
 

@@ -80,7 +80,6 @@ class MountProgram:
         self._rows.append((_MOUNT, source, name, 0, _MS_BIND, 0, 0, 0))
 
     def _parent(self, path: str) -> tuple[int, str]:
-        """A descriptor of what `path` is to be in, and its name there."""
         *above, name = path.strip("/").split("/")
         fd = self._open(_AT_FDCWD, "/", _DIRECTORY)
         for each in above:

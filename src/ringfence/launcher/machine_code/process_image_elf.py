@@ -109,7 +109,6 @@ class Region:
         return both and self.end == after.start and after.room == after.end - after.start
 
     def join(self, after: Region) -> None:
-        """Have its end and what is in it, too."""
         self.parts = self.parts or [(self.start, self.end, self.rights)]
         self.parts.append((after.start, after.end, after.rights))
         if after.content:
@@ -119,7 +118,6 @@ class Region:
 
 
 def joined(regions: list[Region]) -> list[Region]:
-    """As few as there can be."""
     found: list[Region] = []
     for region in regions:
         if found and found[-1].joins(region):

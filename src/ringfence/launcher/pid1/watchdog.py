@@ -50,7 +50,6 @@ class Watchdog:
         return max(_EVERY_S, self._next_look - time.monotonic())
 
     def look(self) -> None:
-        """Where it is time to."""
         now = time.monotonic()
         if now < self._next_look:
             return

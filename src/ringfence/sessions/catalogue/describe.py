@@ -41,7 +41,6 @@ def describe(manager: SessionManager, any_id: str, client_id: str | None = None)
 
 
 def describe_ended(manager: SessionManager, session: SessionRecord) -> SandboxView:
-    """Describe an ended sandbox from its stored records."""
     record = manager.store.sandbox(session.sandbox)
     spec = SandboxSpec()
     if record:
@@ -51,7 +50,6 @@ def describe_ended(manager: SessionManager, session: SessionRecord) -> SandboxVi
 
 
 def describe_live(live: Live) -> SandboxView:
-    """Describe a live sandbox."""
     spec = live.spec.altered(network=live.inner.spec.network)
     return _view(live.view(), spec, live.inner.session)
 

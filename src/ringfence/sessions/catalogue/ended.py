@@ -78,6 +78,5 @@ class EndedSandboxes:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
 
     def find(self, sandbox_id: str) -> EndedSandbox | None:
-        """By its id."""
         with self._lock:
             return self._kept.get(sandbox_id)

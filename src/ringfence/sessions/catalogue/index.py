@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class SessionIndex:
-    """The live sessions of one manager."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: dict[str, Live] = {}
@@ -100,7 +98,6 @@ class SessionIndex:
         return live
 
     def under_key(self, client_id: str, key: str) -> Live | None:
-        """The live session that this client asked for under `key`."""
         with self._lock:
             return self._keys.get((client_id, key)) if key else None
 
@@ -110,7 +107,6 @@ class SessionIndex:
             return list(self._sessions.values())
 
     def counts(self, client_id: str | None = None) -> dict[SessionState, int]:
-        """How many of a client's, or of all, are in each state."""
         counted = dict.fromkeys(SessionState, 0)
         for live in self.all():
             counted[live.state] += client_id in (None, live.client_id)

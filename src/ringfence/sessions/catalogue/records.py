@@ -22,7 +22,6 @@ _text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def map_text(values: Mapping[str, str]) -> str:
-    """Labels or metadata."""
     return _text(dict(values))
 
 
@@ -32,7 +31,6 @@ def spec_text(spec: SandboxSpec) -> str:
 
 
 def record_of(live: Live, clock: Clock) -> SessionRecord:
-    """A live session."""
     return SessionRecord(
         id=live.id,
         sandbox=live.sandbox_id,
@@ -52,7 +50,6 @@ def record_of(live: Live, clock: Clock) -> SessionRecord:
 
 
 def view_of(record: SessionRecord) -> ClientSession:
-    """A session that is over."""
     return ClientSession(
         session_id=record.id,
         sandbox_id=record.sandbox,

@@ -26,7 +26,6 @@ class Restored:
 
     @property
     def id(self) -> str:
-        """Of the sandbox that it becomes."""
         return self._inner.session.id
 
     @property
@@ -44,7 +43,6 @@ class Restored:
     def claim(
         self, spec: SandboxSpec, meanwhile: Callable[[], None] | None = None
     ) -> BackendSandbox:
-        """Give it to its client."""
         if spec.network != self._inner.spec.network:
             self._inner.apply_network_policy(spec.network)
         if meanwhile is not None:
@@ -52,7 +50,6 @@ class Restored:
         return self._inner
 
     def discard(self) -> None:
-        """End it unused."""
         self._inner.terminate()
 
 

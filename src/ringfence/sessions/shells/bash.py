@@ -117,7 +117,6 @@ class BashOutput(Model):
 
     @classmethod
     def of(cls, result: ExecResult) -> BashOutput:
-        """From the result of an exec."""
         return cls(
             result.stdout_text,
             result.stderr_text,
@@ -142,13 +141,9 @@ class BashTool(Protocol):
 class AsyncBashTool(Protocol):
     """The same for asyncio and trio."""
 
-    async def exec_command(self, command: str, guest_workspace: str = WORKSPACE) -> BashOutput:
-        """See `BashTool`."""
-        ...
+    async def exec_command(self, command: str, guest_workspace: str = WORKSPACE) -> BashOutput: ...
 
-    async def shutdown(self) -> None:
-        """See `BashTool`."""
-        ...
+    async def shutdown(self) -> None: ...
 
 
 class SandboxBash:

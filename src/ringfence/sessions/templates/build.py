@@ -67,7 +67,6 @@ class Build:
         self._over: Built | None = None  # the template that this one lies over
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self, why: str) -> None:

@@ -179,8 +179,6 @@ class Templates:
         return sum(layers.values()) + self.places.uploaded_bytes(owner)
 
     def upload(self, owner: str) -> Upload:
-        """Begin an upload."""
-
         def left() -> int:
             return self.bounds.bytes - self.used_bytes(owner)
 
@@ -230,7 +228,6 @@ class Templates:
             self._wake()
 
     def log_of(self, build_id: str) -> Log:
-        """The log of a build, to be written."""
         return Log(self.places.log(build_id), self.bounds.output_bytes, self._wake)
 
     def _wake(self) -> None:
@@ -284,7 +281,6 @@ class Templates:
     # -- looking --------------------------------------------------------------------------------
 
     def view(self, template_id: str) -> TemplateView:
-        """A template as clients see it."""
         record = self.records.get(template_id)
         if record is None:
             raise _missing(template_id)

@@ -83,7 +83,6 @@ class Places:
         return ""
 
     def uploaded_bytes(self, owner: str) -> int:
-        """The size of an owner's uploads."""
         with os.scandir(os.path.dirname(self.path("uploads", short(owner), "x"))) as entries:
             return sum(each.stat().st_size for each in entries)
 
@@ -114,11 +113,9 @@ class Places:
     # -- logs -----------------------------------------------------------------------------------
 
     def log(self, build_id: str) -> str:
-        """The path of a build's log."""
         return self.path("logs", f"{build_id}.ndjson")
 
     def remove_log(self, build_id: str) -> None:
-        """Remove a build's log."""
         with suppress(FileNotFoundError):
             os.unlink(self.log(build_id))
 
@@ -258,12 +255,10 @@ class Log:
         return take
 
     def end_lines(self) -> None:
-        """Write what has no end of line."""
         for left in self._left:
             if left:
                 self.say(bytes(left).decode("utf-8", "replace"), "debug")
                 left.clear()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -125,7 +125,6 @@ def sources() -> dict[str, tuple[bool, str]]:
 
 
 def _with_packages(*names: str) -> list[str]:
-    """The modules, and the packages that they lie in."""
     split = [name.split(".") for name in names]
     packages = {".".join(parts[:n]) for parts in split for n in range(1, len(parts))}
     return sorted({*names, *packages})

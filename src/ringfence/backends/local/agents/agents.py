@@ -94,11 +94,9 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
 
     @property
     def profile_names(self) -> tuple[str, ...]:
-        """See `Selective`."""
         return tuple(self.policies)
 
     def define_profile(self, name: str, policy: SeccompPolicy | None) -> None:
-        """See `ProfileStore`."""
         if policy is None:
             self.policies.pop(name, None)
         else:
@@ -158,7 +156,6 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
                 raise self.refusal(name, name, NO_NAMESPACE_FDS)
 
     def refuses(self, spec: SandboxSpec) -> str:
-        """See `Backend`."""
         if spec.user not in ("root", "0"):
             return ""
         try:

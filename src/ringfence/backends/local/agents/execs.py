@@ -183,7 +183,6 @@ class LocalExec(DrivenExec):
 
     @property
     def home_id(self) -> str:
-        """Of its sandbox."""
         return self._sandbox.id
 
     @property
@@ -335,7 +334,6 @@ class LocalExec(DrivenExec):
                 raise
 
     def kill(self) -> None:
-        """Kill the whole tree."""
         self.overdue()
         try:
             with self._sandbox.awake():
@@ -419,7 +417,6 @@ class LocalExec(DrivenExec):
             self.close()
 
     def close_stdin(self) -> None:
-        """End of input."""
         fd, self.stdin = self.stdin, None
         if fd is not None and fd != self.stdout:
             os.close(fd)

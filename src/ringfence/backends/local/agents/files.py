@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class LocalFiles:
-    """See `BackendFiles`."""
-
     def __init__(self, sandbox: LocalSandbox) -> None:
         self._home = sandbox
 

@@ -30,8 +30,6 @@ _LONGEST, _MOST_LISTED = 1 << 16, 1 << 30  # bytes of a name and of a listing: a
 
 
 class GuestFiles(LocalFiles):
-    """See `BackendFiles`."""
-
     def __init__(self, sandbox: GuestSandbox) -> None:
         super().__init__(sandbox)
         self._sandbox = sandbox

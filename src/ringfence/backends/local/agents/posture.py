@@ -55,13 +55,11 @@ class AgentReader(ProcessReader):
         return status_of(self.contained.pid)
 
     def shared(self) -> list[str]:
-        """Namespaces that are the host's."""
         pid = self.contained.pid
         theirs = self._inodes or {n: os.stat(f"/proc/{pid}/ns/{n}").st_ino for n in NAMESPACES}
         return [n for n in NAMESPACES if theirs[n] == os.stat(f"/proc/self/ns/{n}").st_ino]
 
     def tables(self) -> NetworkTables:
-        """Of its network namespace."""
         return NetworkTables(lambda name: read_text(f"/proc/{self.contained.pid}/net/{name}"))
 
     def namespaces(self) -> Verdict:

@@ -118,8 +118,6 @@ class Layout:
 
 
 class Group:
-    """The cgroups of one sandbox."""
-
     @classmethod
     def known(cls, version: int, paths: dict[str, str], quota: int) -> Group:
         """Cgroups that another process made, with its limits in them."""

@@ -44,7 +44,6 @@ def uid_of(user: str | None, *, field: str = "user") -> int:
 
 
 def name_of(uid: int) -> str:
-    """The name of an inside uid."""
     return next((name for name, known in NAMES.items() if known == uid), "sandbox")
 
 
@@ -127,7 +126,6 @@ class HostIds:
             self._free.clear()
 
     def locks(self) -> list[int]:
-        """Descriptors of the blocks' locks."""
         with self._lock:
             return list(self._blocks.values())
 

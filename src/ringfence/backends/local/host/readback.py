@@ -14,7 +14,6 @@ NOT_COUNTED = "besides at most 64 netlink sockets and 115,000 file locks"
 
 
 def memory_limit_bytes(group: Group) -> int | None:
-    """Read the memory cgroup's limit."""
     return _number(_control(group, "memory", "memory.max", "memory.limit_in_bytes"))
 
 
@@ -49,7 +48,6 @@ def cpu_limit(group: Group) -> float | None:
 
 
 def cores(count: float) -> str:
-    """So many, in words."""
     return f"{count:g} core{'' if count == 1 else 's'}"
 
 

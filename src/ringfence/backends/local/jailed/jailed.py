@@ -62,11 +62,9 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         self._live[run.number] = run
 
     def running(self) -> Mapping[str, str]:
-        """See `Continuable`."""
         return {run.id: run.facts[0] for run in list(self._live.values())}
 
     def template(self, run: BackendExec) -> ProcessTemplate:
-        """See `Continuable`."""
         if self.state is State.SUSPENDED:
             raise whole.refused(self, f"{run.id} cannot be copied: the sandbox is suspended")
         if not isinstance(run, whole.RelayedExec):
@@ -74,7 +72,6 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         return whole.WholeTemplate(self, run)
 
     def hold(self, templates: Sequence[ProcessTemplate]) -> None:
-        """See `Continuable`."""
         why, _ = self.not_saved()
         if self.spec.secrets:
             why = why or "its programs hold secret placeholders of this sandbox"
@@ -90,7 +87,6 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         raise NotImplementedError
 
     def move(self, templates: Sequence[ProcessTemplate], sandbox: BackendSandbox) -> None:
-        """See `Continuable`."""
         assert isinstance(sandbox, JailedSandbox)
         for each in templates:
             assert isinstance(each, whole.WholeTemplate)
@@ -143,7 +139,6 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
             return more.mounts[-1]
 
     def _more_mounts(self) -> JailMounts:
-        """To decide another one."""
         raise NotImplementedError
 
     def _attach(self, mount: Mount, more: JailMounts) -> None:
@@ -156,7 +151,6 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         raise NotImplementedError
 
     def mount_in_jail(self, more: JailMounts) -> None:
-        """Do what was decided for there."""
         made = [made for each in self.protected for made in each.placeholders]
         request = {
             "trusted_root": host().trusted_root,

@@ -39,13 +39,9 @@ if TYPE_CHECKING:
         jailer: Launched
         image: Held | None
 
-        def terminate(self) -> None:
-            """See `BackendSandbox`."""
-            ...
+        def terminate(self) -> None: ...
 
-        def end_unwatched(self) -> None:
-            """See `LocalSandbox`."""
-            ...
+        def end_unwatched(self) -> None: ...
 
 
 _DYING_MS = 30_000

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..sizes import Sizes
 
     class Saved(Protocol):
-        """The sandbox that is saved."""
-
         id: str
         spec: SandboxSpec
         sizes: Sizes

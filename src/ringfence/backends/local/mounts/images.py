@@ -89,7 +89,6 @@ class Held:
         return [f"/{name}" for name in sorted(names) if name not in _NOT_WRITABLE]
 
     def open_names(self) -> int:
-        """A descriptor of `names`."""
         return as_file(self.names())
 
     def names(self) -> Names:

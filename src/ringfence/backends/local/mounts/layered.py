@@ -75,7 +75,6 @@ class Layered:
         return layers.names_of(self._places[::-1], below)
 
     def open_names(self) -> int:
-        """Return a descriptor of `names`."""
         if len(self.ids) == 1 and self.image is None:
             return layers.open_names(self._places[0])
         return layers.as_file(self.names())

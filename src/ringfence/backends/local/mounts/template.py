@@ -189,7 +189,6 @@ def _image_layout(uid: int) -> Steps:
 
 
 def image_guest_root(uid: int) -> Steps:
-    """As `guest_root`, for a root whose files are an image's."""
     places = [
         ("image_dir", path, mode, False) for path, mode in (("/dev", 0o755), ("/proc", 0o555))
     ]

@@ -132,12 +132,10 @@ class Handover(NoHandover):
     # -- keeping ------------------------------------------------------------------------------
 
     def change_zygote(self, zygote: Zygote) -> None:
-        """A new one."""
         self._zygote = zygote
         self._fd_store.change([self._zygote_item(zygote)])
 
     def change_layout(self, layout: cgroups.Layout) -> None:
-        """Where cgroups are made."""
         self.layout = layout.version, layout.bases, layout.why
         self._fd_store.change([Item(_HOST, _LAYOUT, self.layout, [])])
 
@@ -162,7 +160,6 @@ class Handover(NoHandover):
         self._fd_store.change([handover_items.whole(sandbox), *handover_items.locks(sandbox)])
 
     def change_network(self, sandbox: LiveSandbox, sockets: list[int]) -> None:
-        """Other sockets, or none."""
         had_any = sandbox.id in self._sockets  # not after its end: then nothing of it is kept
         self._close_sockets(sandbox.id)
         if sockets:

@@ -157,7 +157,6 @@ class Prebuilder:
         return prebuilt
 
     def ended(self) -> None:
-        """A sandbox has ended."""
         self._last_end_s = time.monotonic()
 
     def follow(self, draft: Draft, plan: Plan, shape: Shape, zygote: Zygote) -> None:

@@ -48,7 +48,6 @@ class Prebuilt:
         raise NotImplementedError
 
     def discard(self) -> None:
-        """End it unused."""
         raise NotImplementedError
 
     def close(self) -> None:

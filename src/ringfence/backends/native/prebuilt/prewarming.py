@@ -221,7 +221,6 @@ class NativeWarm(Prebuilt):
         return self.control
 
     def discard(self) -> None:
-        """End it unused."""
         with self._lock:
             if self.pidfd < 0:
                 return
