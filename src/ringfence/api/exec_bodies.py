@@ -21,6 +21,8 @@ class SignalBody(BaseModel):
 
 
 class SizeBody(BaseModel):
+    """Size of a terminal."""
+
     rows: int = Field(ge=1, le=65_535)
     cols: int = Field(ge=1, le=65_535)
 
