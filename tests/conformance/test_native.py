@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 
 import pytest
+from tests.claimed import ClaimingBackend
 from tests.connecting import Connecting
 from tests.features import require
 
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.testing.claimed import ClaimingBackend
 from ringfence.testing.conformance import BackendConformance
 
 _state = tempfile.TemporaryDirectory(prefix="snapshots-of-a-test-")

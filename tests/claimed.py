@@ -5,15 +5,12 @@ Run the conformance suite over it as well: a claimed sandbox must be like any ot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..backends.protocol import Backend, BackendSandbox, WarmSandbox
-    from ..model.capabilities import BackendReport
-    from ..model.session import Snapshot
-    from ..model.spec import SandboxSpec
+from ringfence.backends.protocol import Backend, BackendSandbox, WarmSandbox
+from ringfence.model.capabilities import BackendReport
+from ringfence.model.session import Snapshot
+from ringfence.model.spec import SandboxSpec
 
 
 class ClaimingBackend:
