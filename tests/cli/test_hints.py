@@ -184,6 +184,7 @@ def test_doctor_answers_first_and_fits_a_screen() -> None:
     assert "ringfence doctor --verbose" in lines[-1]
     assert 40 >= len(lines)
     assert len(lines) < len(long.stdout.splitlines())
+    assert b"\x1b" not in short.stdout + long.stdout  # no colours in a pipe
 
 
 # -- a helper process that crashes ----------------------------------------------------------------------
