@@ -106,9 +106,16 @@ def engine() -> Iterator[list[str]]:
         yield docker
 
 
-def run(engine: list[str], user: int, *argv: str, volumes: dict[str, str] | None = None) -> Any:
+def run(
+    engine: list[str],
+    user: int,
+    *argv: str,
+    volumes: dict[str, str] | None = None,
+    settings: tuple[str, ...] = (),
+) -> Any:
     """Run Python in a new container; what it printed, which is JSON."""
     options = ["--rm", "--network=none", f"--user={user}", "--tmpfs=/home:mode=1777,exec"]
+    options += settings
     path = ":".join(["/src", *(volumes or {}).values()])
     options += ["-eHOME=/home", f"-ePYTHONPATH={path}", "-ePYTHONDONTWRITEBYTECODE=1"]
     for source, target in {"/usr": "/usr", str(SOURCE): "/src", **(volumes or {})}.items():
@@ -141,3 +148,40 @@ def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> Non
     assert ["landlock", "reached 111 x y\n", "", ["namespaces"]] == found["library"]
     assert "without namespaces" in found["warned"][0]
     assert ["landlock", "hi"] == found["manager"]
+
+
+EACH = """
+import json, subprocess, sys
+def run(backend):
+    command = [sys.executable, '-m', 'ringfence', 'run', '--backend', backend, '--', 'echo', 'hi']
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else done.stderr
+print(json.dumps([run('native'), run('landlock')]))
+"""
+SECCOMP, SYSTEM_PATHS = "--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined"
+MASKED = "--security-opt systempaths=unconfined (Kubernetes: procMount: Unmasked)"
+FILTERED = "--security-opt seccomp=unconfined, or run Ringfence outside it"
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ((), FILTERED),
+        ((SYSTEM_PATHS,), FILTERED),
+        ((SECCOMP,), MASKED),
+        ((SECCOMP, SYSTEM_PATHS), ""),
+        (("--cap-add=SYS_ADMIN",), MASKED),
+        (("--cap-add=SYS_ADMIN", SYSTEM_PATHS), FILTERED),
+        (("--cap-add=SYS_ADMIN", SECCOMP, SYSTEM_PATHS), ""),
+    ],
+)
+def test_each_setting_of_the_engine(
+    engine: list[str], settings: tuple[str, ...], refused: str, user: int
+) -> None:
+    """The table in docs/how-to/without-namespaces.md: what is refused names the next switch."""
+    native, landlock = run(engine, user, "-c", EACH, settings=settings)
+
+    assert "hi\n" == landlock
+    assert refused in native
+    assert ("hi\n" == native) == (not refused)

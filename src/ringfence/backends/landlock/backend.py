@@ -86,7 +86,7 @@ class LandlockBackend(CommandBackend):
         """Refuse what takes namespaces, before anything is made."""
         if spec.user not in (None, "sandbox", str(os.geteuid())) and spec.user not in ("root", "0"):
             raise InvalidRequest(f"no user {spec.user!r}: it maps no ids", field="user")
-        rules.check_mounts(spec, self.name, is_owner=not host().trusted_root)
+        rules.check_mounts(spec, self.name, is_owner=not host().changes_users)
         check_given_secrets(spec)
         plain = replace(spec, mounts=(), memory_dir=None, secrets={}, user=None)
         if not spec.network.is_unrestricted:
@@ -119,7 +119,7 @@ class LandlockBackend(CommandBackend):
         return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
-        slot = self._ids().take() if host().trusted_root else 0
+        slot = self._ids().take() if host().changes_users else 0
         try:
             trusted = None
             if spec.network.needs_tls_termination:

@@ -61,13 +61,21 @@ def error_of(exc: Refused) -> RingfenceError:
     if verb in ("bind", "bind_inside", "session_dir") and exc.errno in _BAD_TARGETS:
         reason = f"{target}: nothing can be mounted there: {os.strerror(exc.errno)}"
         return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[exc.errno])
-    if text.startswith("create") and exc.errno in (1, 13, 28, 38):
+    if is_of_the_host(exc):
         hint = way_on(exc)
     elif found := hint_of_source(exc, target):
         hint = found
     elif exc.errno == errno.EFBIG:
         hint = "raise `ulimit -f`: it counts for the sandbox's own files, too"
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+def is_of_the_host(exc: Refused) -> bool:
+    """Return whether the host refuses what every sandbox takes: namespaces, a /proc, a root of its own."""
+    step = (exc.strerror or str(exc)).partition(":")[0]
+    if step == "create":
+        return exc.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.ENOSYS)
+    return exc.errno == errno.EPERM and step in ("proc", "pivot_root", "root", "unshare")
 
 
 _SWITCHES = (

@@ -10,13 +10,17 @@ from ....linux import landlock
 
 _GIB = 1 << 30
 _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
+_CAP_SYS_ADMIN = 21
+_CAPS_OF_USERS = 0, 6, 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
 
 
 class Host:
     """Facts that plans depend on.
 
     Attributes:
-        trusted_root: We may use host uid 0's powers: own uid ranges, idmapped mounts, any cgroup.
+        changes_users: As host uid 0 we may run processes as any user.
+        trusted_root: We may use all of host uid 0's powers: own uid ranges, idmapped mounts, any cgroup.
+            Root of a container with default capabilities may not.
         opens_namespaces: Those of processes that nobody may trace, too, for as long as we need them.
         memory_bytes: Of the whole machine.
     """
@@ -24,7 +28,9 @@ class Host:
     def __init__(self) -> None:
         _check_proc()
         self.uid, self.gid = os.geteuid(), os.getegid()
-        self.trusted_root = self.uid == 0 and _owns_initial_user_namespace()
+        is_root = self.uid == 0 and _owns_initial_user_namespace()
+        self.changes_users = is_root and all(map(_has_capability, _CAPS_OF_USERS))
+        self.trusted_root = self.changes_users and _has_capability(_CAP_SYS_ADMIN)
         self.opens_namespaces = self.trusted_root and _has_capability(_CAP_SYS_PTRACE)
         self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.landlock_abi = landlock.abi_version()
