@@ -57,6 +57,24 @@ def native(sandbox: Sandbox) -> NativeSandbox:
     return sandbox._inner
 
 
+def test_each_fork_has_a_hostname_of_its_own_and_keeps_it(sandbox: Sandbox) -> None:
+    names = "import os, socket; name = os.uname().nodename; name, socket.gethostbyname(name)"
+    before = sandbox.run_code(names).text
+    with ExitStack() as stack:
+        forks = [stack.enter_context(each) for each in sandbox.fork(2)]
+        found = {each.run_code(names).text for each in forks}
+        files = [each.files.read_text("/etc/hostname").strip() for each in forks]
+        mark = forks[0].mark()
+        forks[0].rewind(mark)
+        mark.close()
+        own = forks[0].run_code(names).text
+
+        assert "('ringfence', '127.0.0.1')" == before == sandbox.run_code(names).text
+        assert found == {f"('{name}', '127.0.0.1')" for name in files}
+        assert 2 == len(found)
+        assert f"('{files[0]}', '127.0.0.1')" == own
+
+
 def test_variables_files_and_threads_go_on_apart(sandbox: Sandbox) -> None:
     sandbox.run_code(_STATE)
     tell = "hashlib.md5(data).hexdigest(), len(table), file.tell(), os.lseek(again, 0, 1)"

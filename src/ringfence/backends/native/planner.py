@@ -72,6 +72,9 @@ class Draft:
         self.trusted: Trusted | None = None
         self.note: str | None = None  # of the journal
         self.disk: Disk | None = None  # its writable layer, where that is not in memory
+        # A fork that is rewound has the same id, and so the same name.
+        is_fork = bool(request.spec.labels.get(LINEAGE))
+        self.hostname = f"{template.HOSTNAME}-{sandbox_id[-8:]}" if is_fork else template.HOSTNAME
 
     def close(self) -> None:
         """Close what pinned the mount sources."""
@@ -94,8 +97,10 @@ def make_plan(draft: Draft, host: Host) -> Plan:
         draft.writable.append("/etc")
         draft.steps += [] if draft.base else template.for_accounts()
     isolated = not spec.network.is_unrestricted
+    if draft.hostname != template.HOSTNAME:
+        draft.steps += template.with_hostname(draft.hostname)
     if not isolated:
-        draft.steps += template.as_the_host()
+        draft.steps += template.as_the_host(draft.hostname)
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
@@ -192,7 +197,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         **ids.plan(draft.first_host_id, draft.uid, host),
         "uid": draft.uid,
         "gid": draft.uid,
-        "hostname": template.HOSTNAME,
+        "hostname": draft.hostname,
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
         "disk": _disk(draft),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WHITEOUT = ".wh."
 # Made anew for every sandbox, by what it is: its network.
-_OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -88,7 +87,7 @@ class _LayerPacker(trees.Packer):
             info = self._stat(path)
         except FileNotFoundError:
             return
-        if path in trees._NOT_SAVED or path in _OWN or path in self._mounted:
+        if path in trees._NOT_SAVED or path in self._mounted:
             return
         here = os.fsencode(name).removeprefix(b".").removeprefix(b"/")
         directory, _, last = here.rpartition(b"/")

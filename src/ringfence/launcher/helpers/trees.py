@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Of the kernel's making, and of the network's: a restored sandbox may have another one.
 _NOT_SAVED = (
-    *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/ringfence"),
+    *("/proc", "/dev", "/sys", "/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/etc/ringfence"),
     "/.ringfence-mounts",  # in gVisor, where what is attached comes from
 )
 _REPLACED = (FileNotFoundError, NotADirectoryError)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HOME = "/home/sandbox"
 HOSTNAME = "ringfence"
-HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
+_HOSTS = "127.0.0.1 localhost {}\n::1 localhost ip6-localhost\n"
 _NAMES = "/opt/ringfence"
 PATH = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{_NAMES}"
 READ_ONLY = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
@@ -238,7 +238,7 @@ def _etc_files(uid: int) -> Steps:
     files = {
         "passwd": passwd,
         "group": group,
-        "hosts": HOSTS,
+        "hosts": _HOSTS.format(HOSTNAME),
         "hostname": f"{HOSTNAME}\n",
         # Of a sandbox without network nobody is there: refused at once. It may get one later.
         "resolv.conf": "nameserver 127.0.0.53\noptions timeout:2 attempts:2\n",
@@ -353,7 +353,13 @@ _MOST_BYTES = 256 << 10  # of /etc/hosts: lists that block advertising have mega
 _KEYWORDS = ("nameserver", "search", "domain", "options", "sortlist")  # resolv.conf(5)
 
 
-def as_the_host() -> list[tuple[Any, ...]]:
+def with_hostname(hostname: str) -> list[tuple[Any, ...]]:
+    """Return steps that name a sandbox in its files as `sethostname` does."""
+    texts = {"hosts": _HOSTS.format(hostname), "hostname": f"{hostname}\n"}
+    return [("rewrite", f"/etc/{name}", text.encode()) for name, text in texts.items()]
+
+
+def as_the_host(hostname: str) -> list[tuple[Any, ...]]:
     """Return steps that give a root of the template the host's name servers, and its names of hosts.
 
     A sandbox that shares the host's network resolves names as the host does.
@@ -363,7 +369,7 @@ def as_the_host() -> list[tuple[Any, ...]]:
     any, resolv.conf(5) has programs ask 127.0.0.1. A list of hosts beyond 256 KiB is left out.
     """
     servers = [line for line in _lines("/etc/resolv.conf") if line.split()[0] in _KEYWORDS]
-    hosts = [*HOSTS.splitlines(), *_lines("/etc/hosts")]
+    hosts = [*_HOSTS.format(hostname).splitlines(), *_lines("/etc/hosts")]
     return [
         ("rewrite", f"/etc/{name}", "".join(f"{line}\n" for line in lines).encode())
         for name, lines in (("resolv.conf", servers), ("hosts", hosts))
