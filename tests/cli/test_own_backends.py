@@ -184,6 +184,23 @@ def test_a_server_serves_them(
     assert health.json()["ok"]
 
 
+@pytest.mark.parametrize("named", [["wrong"], ["native", "wrong"]], ids=str)
+def test_a_server_does_not_begin_without_a_backend_that_was_named(
+    named: list[str], tables: str, tmp_path: Path
+) -> None:
+    words = [word for name in named for word in ("--backend", name)]
+    place = tmp_path / "state"
+
+    said = ringfence_command(
+        *("serve", "--state-dir", str(place), *words), env={"RINGFENCE_BACKENDS": tables}
+    )
+
+    assert (125, b"") == (said.returncode, said.stdout)
+    assert b"backend wrong cannot make a sandbox: " in said.stderr
+    assert b"ringfence doctor" in said.stderr
+    assert not (place / "ringfence.sock").exists()
+
+
 def test_one_made_in_a_program_is_given_no_more_than_it_takes(
     installed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

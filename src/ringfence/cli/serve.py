@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         from ..daemon.serve import serve
 
-        serve(config, first, ready)
+        serve(config, first, ready, must_work=given.get("backend", ()))
     return 0
 
 

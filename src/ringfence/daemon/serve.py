@@ -12,14 +12,15 @@ import socket
 import sys
 import time
 
-from ..errors import InvalidRequest, RingfenceError
+from ..backends.registry import DEFAULT
+from ..errors import BackendUnavailable, InvalidRequest, RingfenceError
 from ..linux.malloc import M_ARENA_MAX, mallopt
 from .membership import hold_lease, read_secret
 from .succession import LEAVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from typing import Any
 
     import uvicorn
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ..api.service import Service, Settings
+    from ..sessions.manager import SessionManager
     from ..snapshots.shared import SharedSnapshots
     from .config import DaemonConfig
     from .holding import Held
@@ -40,13 +42,22 @@ _SWITCH_S = 0.001
 _GRACE_S = 5  # for requests under way, once the daemon is told to stop
 
 
-def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) -> None:
+def serve(
+    config: DaemonConfig,
+    held: Held,
+    ready: Callable[[list[str]], None],
+    must_work: Sequence[str] = (),
+) -> None:
     """Serve until SIGTERM or SIGINT; with them, all sandboxes end.
 
     SIGUSR1 and failures end this process alone: its sandboxes are left to the next daemon.
 
     Args:
         ready: Called with the addresses once they answer.
+        must_work: Backends that were asked for by name.
+
+    Raises:
+        BackendUnavailable: One of those cannot make a sandbox here; nothing is answered.
     """
     from ..api.access.audit import Audit
     from ..api.app import make_app
@@ -80,6 +91,7 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
         )
         try:
             logs.follow(manager.events)
+            _check_working(manager, config.backends, must_work)
             audit = Audit(config.state_dir)
             stack.callback(audit.close)
             service = Service(manager, settings_of(config), audit)
@@ -104,6 +116,21 @@ def serve(config: DaemonConfig, held: Held, ready: Callable[[list[str]], None]) 
             liveness.save(manager)
             logging.shutdown()
             os._exit(0)
+
+
+def _check_working(manager: SessionManager, wanted: Sequence[str], must: Sequence[str]) -> None:
+    """Refuse to serve without a backend of `must`, or with none of those that are `wanted`.
+
+    The default backend alone is not tried here: that takes time, and `/v1/health` tells of it.
+    """
+    if not must and (*wanted,) == (DEFAULT,):
+        return
+    reports = {name: manager.maker.report(name) for name in wanted}
+    lacking = [name for name, each in reports.items() if not each.available]
+    if lacking and (must or len(lacking) == len(reports)):
+        each = (f"backend {name} cannot make a sandbox: {reports[name].reason}" for name in lacking)
+        hint = "`ringfence doctor` lists the backends that work here"
+        raise BackendUnavailable("; ".join(each), hint=hint)
 
 
 def _shared(config: DaemonConfig) -> SharedSnapshots | None:
