@@ -87,6 +87,37 @@ def test_a_build_with_files_and_its_log(client: Client, made: dict[str, Any]) ->
     assert 404 == client.api("POST", "/sandboxes", json={"templateID": "app:v2"}).status_code
 
 
+def test_variables_are_those_of_the_build_and_of_its_start_command(
+    client: Client, made: dict[str, Any]
+) -> None:
+    """As E2B has it: `set_envs` is for the build, `envs` of `create` for a sandbox."""
+    steps = (
+        step("ENV", "COLOR", "red", "HOME", "/home/user"),
+        step("RUN", "echo $COLOR > built"),
+    )
+    start = "echo $COLOR > started"
+    assert 202 == begin(client, made, *steps, startCmd=start, readyCmd="test $COLOR").status_code
+    assert "ready" == ended(client, made)["status"]
+    box = client.create(templateID="app", envVars={"SHAPE": "round"})
+    box.run("(cat built started; echo $SHAPE $COLOR $HOME) > said")
+    said = box.call("GET", "/files?path=/home/user/said").text
+    assert "red\nred\nround /home/user\n" == said
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_a_step_without_cache_is_done_again(client: Client, made: dict[str, Any]) -> None:
+    def lines(**more: Any) -> list[str]:
+        assert 202 == begin(client, made, step("RUN", "echo made", **more)).status_code
+        found = ended(client, made)
+        assert "ready" == found["status"]
+        made.update(client.api("POST", "/v3/templates", json={"name": "app"}).json())
+        return [each["message"] for each in found["logEntries"]]
+
+    assert "cached" not in lines()
+    assert "cached" in lines(), "the control"
+    assert "cached" not in lines(force=True)
+
+
 def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[str, Any]) -> None:
     url = upload_url(client, made)
     assert 202 == begin(client, made, step("RUN", "echo secret > ~/file")).status_code
@@ -139,6 +170,8 @@ def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[s
         ({"steps": [step("COPY", "../x", "/y", filesHash="0" * 64)]}, 400, "not uploaded"),
         ({"steps": [step("ENV", "A")]}, 400, "not pairs"),
         ({"steps": ["x"]}, 400, "list of objects"),
+        ({"fromImageRegistry": {"type": "registry"}}, 400, "pull --user NAME:PASSWORD e2bdev/base"),
+        ({"fromImageRegistry": "x"}, 400, "fromImageRegistry"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_a_sentence(

@@ -64,8 +64,17 @@ def request_of(
 ) -> TemplateRequest:
     """The request in our form, judged."""
     settings = call.shared.settings
+    if field(form, "fromImageRegistry", dict, {}):
+        image = field(form, "fromImage", str, "")[:200]
+        raise ApiError(
+            400,
+            f"image '{image}': this server pulls none for its clients, and uses no login of theirs:"
+            f" an administrator runs `ringfence image pull --user NAME:PASSWORD {image}`; then"
+            " give the image without a login",
+        )
     base = _base(call, form)
-    steps = [_step(call, each, template.owner, base) for each in field(form, "steps", list, [])]
+    given = field(form, "steps", list, [])
+    steps = [_step(call, each, template.owner, base) for each in given]
     wanted = replace(base, network=settings.internet, limits=_bounded(call, limits), id=None)
     try:
         request = TemplateRequest(
@@ -74,7 +83,8 @@ def request_of(
             base=lives.tiered(call.service, lives.judged(call.service, call.caller, wanted)),
             start=field(form, "startCmd", str, ""),
             ready=field(form, "readyCmd", str, ""),
-            fresh=field(form, "force", bool, False),
+            keep_env=False,
+            fresh=any(field(each, "force", bool, False) for each in (form, *given)),
         )
     except InvalidRequest as exc:
         raise ApiError(400, f"{exc.field}: {exc.message}" if exc.field else exc.message) from exc

@@ -36,7 +36,7 @@ class TemplateStep(Model):
         source: What of it is copied, by its name or a pattern; empty for all.
         to: Where to; with a slash at its end the directory that it comes into.
         mode: Permissions of what is copied, in octal; empty leaves them.
-        env: Variables of later steps and of sandboxes.
+        env: Variables of later steps and of sandboxes; see `keep_env`.
         workdir: Where later steps and commands of sandboxes start.
         user: Of this step; alone, of later steps and of sandboxes.
         network: Policy of this step; None for that of `base`, and the index for `pip_install`.
@@ -146,6 +146,8 @@ class TemplateRequest(Model):
         backend: Its name; empty for the first that can.
         start: Script that is started in each sandbox of the template.
         ready: Script that exits with 0 once `start` is ready to be used.
+        keep_env: Whether sandboxes have the variables of `env` steps; without, only the steps and
+            `start` have them.
         public: Every client may start sandboxes from it; admins only.
         fresh: Do every step anew.
         timeout_s: For all steps together; None for the server's bound.
@@ -157,6 +159,7 @@ class TemplateRequest(Model):
     backend: str = ""
     start: str = ""
     ready: str = ""
+    keep_env: bool = True
     public: bool = False
     fresh: bool = False
     timeout_s: float | None = None
@@ -179,8 +182,14 @@ class TemplateRequest(Model):
             checks.name(self.backend, "backend")
         if self.timeout_s is not None:
             checks.number(self.timeout_s, "timeout_s", 0.001, _LONGEST_S)
+        checks.flag(self.keep_env, "keep_env")
         checks.flag(self.public, "public")
         checks.flag(self.fresh, "fresh")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the `env` steps."""
+        return {name: value for each in self.steps for name, value in each.env.items()}
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -196,7 +196,7 @@ class Acquiring:
         if not (request.start or request.ready):
             return
         try:
-            steps.start(live.sandbox, request.start, request.ready, steps.READY_S)
+            steps.start(live.sandbox, request, steps.READY_S)
         except BaseException:
             self.manager.end(live, "start command")
             raise

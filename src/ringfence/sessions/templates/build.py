@@ -113,6 +113,7 @@ class Build:
     def _build(self, request: TemplateRequest, log: Log) -> dict[str, Any]:
         ends = time.monotonic() + min(request.timeout_s or 1e9, self._bounds.build_s)
         spec, key = self._base(request)
+        own = spec.env
         size = 0
         # Nothing but the host's programs has run.
         is_clean = spec.image is None and spec.template == "default"
@@ -144,12 +145,13 @@ class Build:
         if request.start or request.ready:
             log.say("starting the start command")
             with self._sandbox(spec, request.backend, ends) as lease:
-                steps.start(
-                    lease.sandbox, request.start, request.ready, self._left(ends, steps.READY_S)
-                )
+                steps.start(lease.sandbox, request, self._left(ends, steps.READY_S))
         if not self.layers and self._over is not None and self._over.snapshot is not None:
             self.layers.append(self._over.snapshot)
             self._note(layers=self.layers)
+        if not request.keep_env:
+            later = {name: spec.env[name] for name in spec.env.keys() - request.variables.keys()}
+            spec = replace(spec, env={**own, **later})
         shown = replace(spec, network=SandboxSpec().network, template="default")
         return {"status": READY, "spec": spec_text(shown), "size_bytes": size, "error": ""}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...model.execs.exec import ExecResult
     from ...model.spec import SandboxSpec
-    from ...model.template import TemplateStep
+    from ...model.template import TemplateRequest, TemplateStep
     from ...sandbox.sync import Sandbox
     from .places import Log
 
@@ -172,21 +172,26 @@ def failed(step: TemplateStep, result: ExecResult, timeout_s: float) -> ExecErro
     return ExecError(what + (f": {said}" if said else ", and printed nothing"), hint=hint)
 
 
-def start(sandbox: Sandbox, script: str, ready: str, timeout_s: float) -> None:
+def start(sandbox: Sandbox, request: TemplateRequest, timeout_s: float) -> None:
     """Start what a template starts in each sandbox, and wait until it is ready.
 
     Raises:
         ExecError: It is not ready in time.
     """
-    if script:
+    env = {} if request.keep_env else request.variables
+    if request.start:
         # Not a child of this exec's shell: it goes on when that has ended.
         begin = 'setsid sh -c "$1" >/tmp/.start.log 2>&1 </dev/null &'
-        sandbox.exec(["sh", "-c", begin, "start", script], timeout_s=timeout_s)
-    if not ready:
+        argv = ["sh", "-c", begin, "start", request.start]
+        sandbox.exec(argv, env=env, timeout_s=timeout_s)
+    if not request.ready:
         return
     poll = 'until sh -c "$1"; do sleep 0.1; done'
     result = sandbox.exec(
-        ["sh", "-c", poll, "ready", ready], timeout_s=timeout_s, max_output_bytes=_SHOWN
+        ["sh", "-c", poll, "ready", request.ready],
+        env=env,
+        timeout_s=timeout_s,
+        max_output_bytes=_SHOWN,
     )
     if not result.ok:
         said = sandbox.exec(["tail", "-c", str(_SHOWN), "/tmp/.start.log"]).stdout_text.strip()
