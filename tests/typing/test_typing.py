@@ -140,8 +140,8 @@ def test_the_parts_are_the_parameters() -> None:
     execs = set(inspect.signature(Sandbox.exec).parameters)
 
     assert fields == set(SandboxParts.__annotations__)
-    assert fields | {"spec", "backend", "server", "unknown"} == create
+    assert fields | {"spec", "backend", "server"} == create
     assert fields <= set(inspect.signature(Client.create).parameters)
-    assert set(ExecParts.__annotations__) == execs - {"self", "argv", "more", "unknown"}
+    assert set(ExecParts.__annotations__) == execs - {"self", "argv", "more"}
     start = set(inspect.signature(Sandbox.start).parameters)
-    assert set(StartParts.__annotations__) == start - {"self", "argv", "more", "unknown"}
+    assert set(StartParts.__annotations__) == start - {"self", "argv", "more"}

@@ -228,7 +228,7 @@ def _tell_lack(refusals: Mapping[str, RingfenceError]) -> None:
     import warnings
 
     why = "; ".join(exc.message for exc in refusals.values())
-    warnings.warn(f"a sandbox without namespaces, by the backend landlock: {why}", stacklevel=5)
+    warnings.warn(f"a sandbox without namespaces, by the backend landlock: {why}", stacklevel=6)
 
 
 def _own_names() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 
 from ..errors import ConnectError, InvalidRequest, LifecycleError, RingfenceError
+from ..model.base.helpful import helpful
 from ..model.state import State
 
 TYPE_CHECKING = False
@@ -89,6 +90,7 @@ def _join(channel: Any, sock: socket.socket) -> None:
         thread.join()
 
 
+@helpful
 class RemoteExposure:
     """See `Exposure`: every connection to `address` is one to the server inside.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
+from ..model.base.helpful import helpful
 from .context import Turn
 
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
             ...
 
 
+@helpful
 class AsyncContext:
     """A live interpreter in a sandbox; see `Context`. Callbacks are called from another thread."""
 
@@ -86,13 +88,6 @@ class AsyncContext:
 
     async def __aexit__(self, *_exc: Any) -> None:
         await self._in_thread(self._context.close)
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._context)[1:]}"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ..errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..model.base import checks
+from ..model.base.helpful import helpful
 from .execution import Cell, CellError, Execution
 from .frames import JUPYTER, BrokenFrameError, Reader, argv_of, kernel_of, request
 
@@ -60,6 +61,7 @@ _SEND_S = 30.0
 _KEPT_BYTES = 1 << 16  # of its output, beside what its cells have
 
 
+@helpful
 class Context:
     """An interpreter that waits for its next cell. A context manager: leaving it ends it.
 
@@ -357,13 +359,6 @@ class Context:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
-
     def __repr__(self) -> str:
         return f"<Context {self.language} {self.id}>"
 
@@ -392,7 +387,7 @@ def check_options(options: Mapping[str, object]) -> None:
     if not options.keys() <= OPTIONS:
         from ..model import mistakes
 
-        mistakes.refuse_unknown(
+        mistakes.refuse_names(
             "run_code", [each for each in options if each not in OPTIONS], OPTIONS
         )
 

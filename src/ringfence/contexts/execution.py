@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest
+from ..model.base.helpful import helpful
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class Log:
     text: str
 
 
+@helpful
 @dataclass
 class Execution:
     """How a cell went.
@@ -184,13 +186,6 @@ class Execution:
     def stderr(self) -> str:
         """All that was kept of standard error."""
         return "".join(each.text for each in self.logs if each.stream == "stderr")
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def to_json(self) -> dict[str, Any]:
         """Its JSON form."""

@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..execs.execs import Execs
 from ..model.acquire import check_client
+from ..model.base.helpful import helpful
 from ..model.base.ids import new_id
 from ..model.base.jsonform import loads, within
 from ..model.event import CONFIG
@@ -57,6 +58,7 @@ _MOST_THREADS = 10_000  # the config's `max_concurrent` is what bounds them
 _PRUNE_EVERY_S = 60.0
 
 
+@helpful
 class ExecutionService:
     """Runs commands for clients, one sandbox each. Every method may be called from any thread.
 

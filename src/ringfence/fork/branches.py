@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..errors import InvalidRequest, Unsupported
 from ..model.base import checks
+from ..model.base.helpful import helpful, knows_keywords
 from ..model.calls import parse_network
 from ..model.fork import LINEAGE, MOST_ANCESTORS, MOST_FORKS, PROCESSES, ForkReport
 
@@ -80,6 +81,7 @@ def spec_of(
     return replace(spec, **changes)
 
 
+@helpful
 class Outcome:
     """Result of one attempt in a race.
 
@@ -100,6 +102,7 @@ class Outcome:
         return f"<Outcome {self.index} score={self.score} error={self.error!r}>"
 
 
+@helpful
 class Race:
     """Outcome of a race. As a context manager: leaving it terminates the winners.
 
@@ -124,6 +127,7 @@ class Race:
             branch.terminate()
 
 
+@knows_keywords
 def race(
     sandbox: Any,
     attempts: Sequence[Attempt],

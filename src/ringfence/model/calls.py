@@ -15,7 +15,7 @@ from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from .net.rules import NetworkRule
@@ -30,30 +30,15 @@ _OTHERS = tuple(
 
 
 def others_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick the further fields of a spec from the local names of a `create`, as far as they are set.
-
-    Raises:
-        InvalidRequest: `create` was given a name that it does not have.
-    """
-    refuse_unknown("create", values["unknown"])
+    """Pick the further fields of a spec from the local names of a `create`, as far as they are set."""
     if hasattr(values["secrets"], "keys"):
         used = parse_network(values["network"]).secrets
         for name in sorted(map(str, values["secrets"].keys() - set(used))):
             import warnings
 
             how = f"NetworkRule(HOST, credential=Credential({name!r})) does; env= is for programs"
-            warnings.warn(f"no rule of network= sends the secret {name!r}: {how}", stacklevel=3)
+            warnings.warn(f"no rule of network= sends the secret {name!r}: {how}", stacklevel=4)
     return {name: values[name] for name in _OTHERS if values[name] is not None}
-
-
-def refuse_unknown(function: str, unknown: Iterable[str]) -> None:
-    """Refuse keywords that `function` does not have, with what is meant by the first."""
-    if unknown:
-        from . import mistakes
-        from .parts import ExecParts, SandboxParts
-
-        known = (SandboxParts if function == "create" else ExecParts).__annotations__
-        mistakes.refuse_unknown(function, unknown, known)
 
 
 def make_spec(
@@ -84,7 +69,11 @@ def make_spec(
         return _default()
     if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
         given["user"] = str(given["user"])
-    refuse_unknown("create", [name for name in given if name not in _OTHERS])
+    if unknown := given.keys() - {*_OTHERS}:
+        from .mistakes import refuse_names
+        from .parts import SandboxParts
+
+        refuse_names("create", unknown, SandboxParts.__annotations__)
     return SandboxSpec(
         mounts=_mounts(mounts),
         network=parse_network(network),

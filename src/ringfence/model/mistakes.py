@@ -4,17 +4,33 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 _MEMORY = 'use limits={"memory_bytes": "256m"}'
 _CPUS = 'use limits={"cpus": 1.5}'
 _NETWORK = 'use network="example.com,*.example.org", "none" or "unrestricted"'
 _HOST_FILES = 'use mounts=".:/work:rw"'
 _RESULT = "the result has stdout, stderr and text"
+_TIMEOUT = dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS")
+_LOGIN = "`ringfence image pull --user NAME:PASSWORD IMAGE` fetches it before"
 _COPY = "files.upload(local, remote) and files.download(remote, local)"
 
-INSTEAD = {
-    "create": {
+_RUN = {
+    **_TIMEOUT,
+    "check": "no exit code raises; test result.ok",
+    "input": "use stdin=",
+    "shell": "use sandbox.shell(SCRIPT)",
+    **dict.fromkeys(("capture_output", "stdout", "stderr", "text"), _RESULT),
+    **dict.fromkeys(("encoding", "universal_newlines"), "result.stdout_text is UTF-8"),
+    **dict.fromkeys(("environment", "envs", "env_vars"), 'use env={"NAME": "value"}'),
+    **dict.fromkeys(("workdir", "working_dir", "working_directory"), "use cwd="),
+    **dict.fromkeys(("tty", "pty", "stream"), "use sandbox.start([...], pty=(24, 80))"),
+    "user_id": "use user=",
+}
+
+INSTEAD: dict[str, dict[str, str]] = {
+    "create()": {
         **dict.fromkeys(("memory", "mem", "mem_limit", "memory_bytes", "memory_mb"), _MEMORY),
         **dict.fromkeys(("cpu", "cpus", "cpu_count", "nano_cpus"), _CPUS),
         **dict.fromkeys(
@@ -43,21 +59,60 @@ INSTEAD = {
         "ports": "use sandbox.expose(PORT)",
         "privileged": 'profile="unrestricted" removes protections',
     },
-    "exec": {
-        **dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS"),
-        "check": "no exit code raises; test result.ok",
-        "input": "use stdin=",
-        "shell": "use sandbox.shell(SCRIPT)",
-        **dict.fromkeys(("capture_output", "stdout", "stderr", "text"), _RESULT),
-        **dict.fromkeys(("encoding", "universal_newlines"), "result.stdout_text is UTF-8"),
-        **dict.fromkeys(("environment", "envs", "env_vars"), 'use env={"NAME": "value"}'),
-        **dict.fromkeys(("workdir", "working_dir", "working_directory"), "use cwd="),
+    "exec()": {
+        **_RUN,
         **dict.fromkeys(("background", "detach", "wait"), "use sandbox.start([...])"),
-        **dict.fromkeys(("tty", "pty", "stream"), "use sandbox.start([...], pty=(24, 80))"),
-        "user_id": "use user=",
     },
-    "run_code": {
-        **dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS"),
+    "start()": {
+        **_RUN,
+        **dict.fromkeys(("background", "detach", "wait"), "it does not wait; remove the keyword"),
+    },
+    "fork()": {
+        **dict.fromkeys(("count", "copies", "num", "number", "branches"), "use n=3"),
+        "timeout": "ttl_s= of create() ends a sandbox",
+        "name": "use labels=",
+    },
+    "context()": {
+        **dict.fromkeys(("timeout", "timeout_s"), "use timeout_s= of context.run(code)"),
+        **dict.fromkeys(("lang", "name"), 'use language="bash"'),
+        **dict.fromkeys(("envs", "environment"), 'use env={"NAME": "value"}'),
+        **dict.fromkeys(("workdir", "working_dir"), "use cwd="),
+    },
+    "read()": {
+        **dict.fromkeys(("limit", "length", "size", "count", "n", "bytes"), "use max_bytes="),
+        **dict.fromkeys(("encoding", "text", "format"), "use read_text(path), which is UTF-8"),
+    },
+    "write()": {
+        **dict.fromkeys(("content", "contents", "text"), "use data="),
+        "encoding": "a str is written as UTF-8; encode it for another",
+        **dict.fromkeys(("mkdir", "make_dirs", "create_parents"), "use parents=True"),
+        **dict.fromkeys(("permissions", "perm", "perms"), "use mode=0o644"),
+    },
+    "Client()": {
+        **dict.fromkeys(
+            ("url", "base_url", "api_url", "host", "address", "socket", "endpoint"),
+            'use server="unix:PATH" or "http://HOST:PORT"',
+        ),
+        **dict.fromkeys(("api_key", "token", "apikey"), "use key="),
+        **_TIMEOUT,
+    },
+    "SessionManager()": {
+        **dict.fromkeys(
+            ("pool_size", "pool", "min_warm", "max_warm"),
+            "use config=ManagerConfig(pool=PoolConfig(min_warm=2, max_warm=10))",
+        ),
+        **dict.fromkeys(
+            ("max_sandboxes", "limit", "size"), "use config=ManagerConfig(max_sandboxes=64)"
+        ),
+        "backend": 'use backends=["native"]',
+        "path": "use state_dir=",
+    },
+    "from_image()": dict.fromkeys(
+        ("username", "password", "credentials", "registry", "auth", "pull"), _LOGIN
+    ),
+    "race()": dict.fromkeys(("n", "count"), "give as many attempts"),
+    "run_code()": {
+        **_TIMEOUT,
         **dict.fromkeys(("lang", "kernel"), 'use language="bash"'),
         **dict.fromkeys(("context", "context_id"), "use sandbox.context(id=...).run(code)"),
         **dict.fromkeys(("envs", "env", "cwd"), "use sandbox.context(cwd=..., env=...).run(code)"),
@@ -181,7 +236,29 @@ def no_attribute(owner: object, name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=None)
 
 
-def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+def refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> None:
+    """Refuse the options that a function does not have, with what is meant by the first.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    import inspect
+
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    known = [
+        each.name
+        for each in parameters
+        if each.kind is not each.VAR_POSITIONAL and each.name not in ("self", "cls")
+    ]
+    name = function.__name__
+    if name == "__init__":
+        name = function.__qualname__.split(".")[-2]
+    refuse_names(name, [each for each in options if each not in known], known)
+
+
+def refuse_names(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Refuse keywords that `function` does not have, with what is meant by the first.
 
     Raises:
@@ -190,8 +267,10 @@ def refuse_unknown(function: str, unknown: Iterable[str], known: Iterable[str]) 
     from ..errors import InvalidRequest
 
     for name in unknown:
-        hint = INSTEAD.get(function, {}).get(name) or meant(name, known)
-        raise InvalidRequest(f"{function}() has no parameter {name!r}", field=name, hint=hint)
+        of = INSTEAD.get(f"{function.removeprefix('Async')}()", {})
+        hint = of.get(name) or meant(name, known) if [*known] else "it takes none"
+        what = f"{function}() has no parameter {name!r}"
+        raise InvalidRequest(what, field=name, hint=hint) from None
 
 
 def meant(given: str, known: Iterable[str], *, head: str = "one of", of: str = "") -> str:

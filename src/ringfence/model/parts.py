@@ -61,7 +61,3 @@ class StartParts(ExecParts, total=False):
 
     stream_stdin: bool
     pty: tuple[int, int] | None
-
-
-class NoOthers(TypedDict):
-    """No keyword at all: what else is passed is an error for checkers, and refused with a hint."""

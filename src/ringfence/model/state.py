@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InvalidRequest, LifecycleError
+from .base.helpful import knows_keywords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ NEXT: dict[State, frozenset[State]] = {
 """Staying put is legal, because the verbs are idempotent; terminating is legal everywhere."""
 
 
+@knows_keywords
 def check_transition(now: State, then: State) -> State:
     """`then`, when a sandbox in `now` may go there.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..model.calls import check_callbacks, make_request, others_in, refuse_unknown, shell_argv
+from ..model.base.helpful import helpful
+from ..model.calls import check_callbacks, make_request, others_in, shell_argv
 from . import remote
 from .aio_files import AsyncFiles
 from .aio_process import AsyncProcess
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..model.mount import Mount
     from ..model.net.netlog import NetworkEvent
     from ..model.net.network import NetworkPolicy
-    from ..model.parts import ExecParts, NoOthers, StartParts
+    from ..model.parts import ExecParts, StartParts
     from ..model.session import ResolvedMount, Session, Snapshot
     from ..model.spec import SandboxSpec
     from ..model.state import State
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .marks import Mark
 
 
+@helpful
 class AsyncSandbox:
     """An isolated environment for asyncio and trio; an async context manager. See `Sandbox`."""
 
@@ -87,7 +89,6 @@ class AsyncSandbox:
         profile: str | None = None,
         template: str | None = None,
         allow_degraded: Sequence[str] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> AsyncSandbox:
         """Make a sandbox, locked down and ready; see `Sandbox.create`."""
         others = others_in(locals())
@@ -160,13 +161,11 @@ class AsyncSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end; cancelled, the whole tree is killed first, and is gone.
 
         `on_stdout` and `on_stderr` are called from a background thread.
         """
-        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             *more,
@@ -392,11 +391,6 @@ class AsyncSandbox:
 
                 check_assignment(self, name)
             object.__setattr__(self, name, value)
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._sandbox)[1:]}"

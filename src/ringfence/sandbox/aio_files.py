@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing, asynccontextmanager
 from functools import wraps
 
+from ..model.base.helpful import helpful
 from .files import Files
 from .waiting import copying, ready
 
@@ -32,6 +33,7 @@ def _awaited(
     return wraps(method)(call)
 
 
+@helpful
 class AsyncFiles:
     """`sandbox.files`; see `Files`."""
 
@@ -54,13 +56,6 @@ class AsyncFiles:
     glob = _awaited(Files.glob)
     search = _awaited(Files.search)
     replace = _awaited(Files.replace)
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     @asynccontextmanager
     async def watch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..model.base.helpful import helpful
 from .waiting import in_thread, ready, resolve, shield
 
 TYPE_CHECKING = False
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 
+@helpful
 class AsyncProcess:
     """A background process; see `Process`."""
 
@@ -59,6 +61,7 @@ class AsyncProcess:
         await in_thread(self._process.resize, rows, cols)
 
 
+@helpful
 class AsyncStdin:
     """The writing end of a process's standard input."""
 
@@ -85,6 +88,7 @@ class AsyncStdin:
         self._stdin.close()
 
 
+@helpful
 class AsyncStream:
     """An output stream of a process."""
 

@@ -9,6 +9,7 @@ import threading
 
 from ..errors import ConnectError, InvalidRequest, RingfenceError
 from ..model.base import checks
+from ..model.base.helpful import helpful
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _BACKLOG = 128
 _MOST_DIALLING = 32  # connections that wait for a slow server inside, each in a thread of its own
 
 
+@helpful
 class Exposure:
     """Every connection to `address` is one to the server inside, until `close` or the sandbox's end.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from ..model.base import checks
+from ..model.base.helpful import helpful
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
 _ELOOP = 40  # include/uapi/asm-generic/errno.h
 
 
+@helpful
 class Files:
     """`sandbox.files`. Relative paths start at the session's root; text is UTF-8.
 
@@ -40,13 +42,6 @@ class Files:
     def _lead_to(self, inner: BackendFiles, mounts: Callable[[], Iterable[ResolvedMount]]) -> None:
         """Serve the files of another sandbox from now on."""
         self._inner, self._mounts = inner, mounts
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or of what follows `offset` the first `max_bytes`."""

@@ -6,6 +6,7 @@ import json
 import os
 
 from ..errors import InvalidRequest, IoError
+from ..model.base.helpful import helpful
 from ..model.base.jsonform import loads
 from ..model.found import FileChange, read_answer
 
@@ -46,6 +47,7 @@ def too_much() -> InvalidRequest:
     return InvalidRequest("the result is too large", field="pattern", hint="request a smaller part")
 
 
+@helpful
 class Watch:
     """A running watch: changes are reported from construction until `close`.
 

@@ -7,6 +7,7 @@ import threading
 
 from ..backends.local.host import owner
 from ..errors import LifecycleError, ResourceExhausted, SnapshotNotFound, Unsupported
+from ..model.base.helpful import helpful
 from ..model.fork import ForkReport
 from .live_fork import LiveFork
 
@@ -47,6 +48,7 @@ def _sweep(home: Backend) -> None:
                 pass  # another process does the same
 
 
+@helpful
 class Mark:
     """A moment of a sandbox: its files, and the contexts that ran. A context manager: leaving it closes it.
 

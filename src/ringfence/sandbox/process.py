@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from ..errors import ExecError
+from ..model.base.helpful import helpful
 from .pump import Pump
 from .reactor import reactor
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 
+@helpful
 class Process:
     """A started process. Its output is collected from the start, whether or not anybody reads.
 
@@ -80,6 +82,7 @@ class Process:
             self._pump.resize(rows, cols)
 
 
+@helpful
 class StdinWriter:
     """The writing end of a process's standard input."""
 

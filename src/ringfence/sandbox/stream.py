@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 
+from ..model.base.helpful import helpful
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT_BYTES = 4 << 20
 
 
+@helpful
 class Stream:
     """Output of a process on one stream, at most `limit` bytes of it.
 

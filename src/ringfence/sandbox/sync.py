@@ -10,6 +10,7 @@ from ..backends.optional import Comparable
 from ..backends.registry import DEFAULT, backend_named, backend_of, name_of, provision, tier_of
 from ..errors import ExecNotFound, InvalidRequest, LifecycleError, Unsupported
 from ..model.base import checks
+from ..model.base.helpful import helpful
 from ..model.calls import (
     check_callbacks,
     make_request,
@@ -17,7 +18,6 @@ from ..model.calls import (
     others_in,
     parse_mount,
     parse_network,
-    refuse_unknown,
     shell_argv,
 )
 from . import remote
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..model.mount import Mount
     from ..model.net.netlog import NetworkEvent
     from ..model.net.network import NetworkPolicy
-    from ..model.parts import ExecParts, NoOthers
+    from ..model.parts import ExecParts
     from ..model.session import ResolvedMount, Session, Snapshot
     from ..model.spec import SandboxSpec
     from ..model.state import State
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 DEFAULT_BACKEND = DEFAULT
 
 
+@helpful
 class Sandbox:
     """An isolated environment. Use it as a context manager: leaving it terminates it.
 
@@ -118,7 +119,6 @@ class Sandbox:
         profile: str | None = None,
         template: str | None = None,
         allow_degraded: Sequence[str] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> Sandbox:
         """Make a sandbox, locked down and ready.
 
@@ -271,7 +271,6 @@ class Sandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end.
 
@@ -291,7 +290,6 @@ class Sandbox:
             InvalidRequest: `argv`, `env`, `cwd` or `user` is malformed; nothing was started.
             SandboxLost: The sandbox went away; nothing is known of the process.
         """
-        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             *more,
@@ -324,7 +322,6 @@ class Sandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> Process:
         """Start a process in the background.
 
@@ -335,7 +332,6 @@ class Sandbox:
         """
         from .process import Process
 
-        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             *more,
@@ -762,11 +758,6 @@ class Sandbox:
 
                 check_assignment(self, name)
             object.__setattr__(self, name, value)
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         session = self.session

@@ -16,6 +16,7 @@ from ..images.reference import Reference
 from ..images.store import ImageStore
 from ..images.unpack import Layer
 from ..model.base import checks
+from ..model.base.helpful import helpful
 from ..model.calls import make_spec
 from ..model.image import Image
 from . import host_steps, remote, remote_steps
@@ -47,6 +48,7 @@ class _Step:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@helpful
 @dataclass(frozen=True)
 class Template:
     """Steps on top of the host's files or an image. Each method returns a new template.
@@ -244,13 +246,6 @@ class Template:
             store.remember_step(image.id, image)
             return image
         return store.name(image, name)
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def _needs_image(self, what: str) -> None:
         if not self.image:

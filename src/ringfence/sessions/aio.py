@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..model.base import checks
+from ..model.base.helpful import helpful
 from ..sandbox.aio import AsyncSandbox
 from ..sandbox.waiting import control, copies, copying, in_thread, owned, resolve, shield
 from .lease import Lease
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Sessions = list[ClientSession]  # `list` is a method here
 
 
+@helpful
 class AsyncLease:
     """A session of a client's; as an async context manager it is released at the end. See `Lease`."""
 
@@ -70,6 +72,7 @@ class AsyncLease:
         return f"<Async{repr(self._lease)[1:]}"
 
 
+@helpful
 class AsyncSessionManager:
     """`SessionManager` for asyncio and trio; an async context manager. No call blocks the loop.
 
@@ -301,6 +304,7 @@ class AsyncSessionManager:
         await self.close()
 
 
+@helpful
 class AsyncSandboxBash:
     """`SandboxBash` for asyncio and trio: the same arguments and rules, and an async context manager.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..model.base.helpful import helpful
 from ..model.client_session import SessionState
 
 TYPE_CHECKING = False
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .parts import Manager
 
 
+@helpful
 class Lease:
     """A session of a client's; as a context manager it is released at the end of the block.
 

@@ -16,6 +16,7 @@ from ..errors import (
     StorageFull,
 )
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
+from ..model.base.helpful import helpful
 from ..model.client_session import ClientSession, SessionState, check_session_step, id_of
 from ..model.create import CreateRequest
 from ..model.spec import SandboxSpec
@@ -61,6 +62,7 @@ DEFAULT_BACKENDS = (registry.DEFAULT,)
 _LONGEST_TTL_S = 366 * 86_400.0
 
 
+@helpful
 class SessionManager:
     """Sessions of many clients. Every method may be called from any thread; the verbs are idempotent.
 

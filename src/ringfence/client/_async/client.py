@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from ...errors import InvalidRequest, SandboxNotFound
+from ...model.base.helpful import helpful
 from ...model.calls import make_spec, others_in
 from ...model.client_session import SessionTimeouts
 from ...model.event import Event
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...model.calls import Mounts, Network, StrPath
     from ...model.limits import Limits
-    from ...model.parts import NoOthers, SandboxParts
+    from ...model.parts import SandboxParts
     from ..forms import Info, Key, MadeKey, Pools
 
     # `list` is a method here.
@@ -43,6 +44,7 @@ _EXECUTIONS = "/api/v1/sandbox"
 _PAGE = 1000
 
 
+@helpful
 class AsyncClient:
     """A server. Its sandboxes are worked with as local ones are.
 
@@ -112,7 +114,6 @@ class AsyncClient:
         profile: str | None = None,
         template: str | None = None,
         allow_degraded: Sequence[str] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> AsyncRemoteSandbox:
         """Make a sandbox; see `Sandbox.create`. Paths of mounts are the server's.
 
@@ -354,13 +355,6 @@ class AsyncClient:
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ...model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.server}>"

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
 from ...model.base import checks
+from ...model.base.helpful import helpful
 from ...model.base.jsonform import loads
 from ...model.files import FileInfo
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
@@ -27,18 +28,12 @@ _PAGE = 10_000
 _MOST_LINKS = 40  # include/linux/namei.h MAXSYMLINKS
 
 
+@helpful
 class AsyncRemoteFiles:
     """`sandbox.files`; see `Files`."""
 
     def __init__(self, transport: AsyncTransport, sandbox_at: str) -> None:
         self._transport, self._at = transport, f"{sandbox_at}/files"
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ...model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     async def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """The whole file, or at most `max_bytes` of it from `offset` on."""

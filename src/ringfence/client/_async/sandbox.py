@@ -8,12 +8,12 @@ from functools import partial
 
 from ...errors import InvalidRequest, LifecycleError, Unsupported
 from ...model.base import checks
+from ...model.base.helpful import helpful
 from ...model.calls import (
     check_callbacks,
     make_request,
     parse_mount,
     parse_network,
-    refuse_unknown,
     shell_argv,
 )
 from ...model.capabilities import Protection
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...contexts.context import CellParts
     from ...model.calls import Network, StrPath
     from ...model.mount import Mount
-    from ...model.parts import ExecParts, NoOthers
+    from ...model.parts import ExecParts
     from ...model.spec import SandboxSpec
     from ...model.state import State
 
@@ -55,6 +55,7 @@ _SAVE_S = 600.0  # without a byte: a sandbox may be large
 _SPARE_S = 30.0  # beyond what a request was asked to wait
 
 
+@helpful
 class AsyncRemoteSandbox:
     """An isolated environment on a server. As a context manager: leaving it terminates it.
 
@@ -93,14 +94,12 @@ class AsyncRemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> ExecResult:
         """Run one process to its end; see `Sandbox.exec`. Cancelled, the whole tree is killed first.
 
         Raises:
             ServerUnreachable: The connection broke; the process may go on.
         """
-        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             *more,
@@ -141,10 +140,8 @@ class AsyncRemoteSandbox:
         max_output_bytes: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        **unknown: Unpack[NoOthers],
     ) -> AsyncRemoteProcess:
         """Start a process in the background; see `Sandbox.start`. It outlives this client."""
-        refuse_unknown("exec", unknown)
         request = make_request(
             argv,
             *more,
@@ -505,11 +502,6 @@ class AsyncRemoteSandbox:
 
                 check_assignment(self, name)
             object.__setattr__(self, name, value)
-
-        def __getattr__(self, name: str) -> object:
-            from ...model.mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} at {self._transport.address.shown}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...model.acquire import AcquireOptions, AttachRequest
+from ...model.base.helpful import helpful
 from ...model.client_session import ClientSession, SessionState, id_of
 from ...model.granted import SandboxCapabilities
 from ...model.spec import SandboxSpec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SESSIONS = "/v1/sessions"
 
 
+@helpful
 class AsyncRemoteLease:
     """A session of this client's at a server; as a context manager it is released at the end.
 
@@ -65,6 +67,7 @@ class AsyncRemoteLease:
         return f"<{type(self).__name__} {self.id} of {self.session.sandbox_id}>"
 
 
+@helpful
 class AsyncRemoteSessions:
     """`client.sessions`: the verbs of `SessionManager`, for the client whose key this is.
 

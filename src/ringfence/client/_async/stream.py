@@ -7,6 +7,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from ...errors import ServerUnreachable, TimeoutExceeded
+from ...model.base.helpful import helpful
 from ..answers import pause_s
 from .pauses import pause
 from .transport import AsyncTransport
@@ -19,6 +20,7 @@ _PATIENCE = 3  # connections in a row that bring nothing
 _FOR_EVER = None
 
 
+@helpful
 class AsyncRemoteStream:
     """Every byte once, but for those that the server had no room for: they are counted.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from ...errors import ExecError, ServerUnreachable
+from ...model.base.helpful import helpful
 from ...model.base.jsonform import loads
 from ...model.template import TemplateRequest, TemplateView
 from .. import uploads
@@ -24,6 +25,7 @@ _AT = "/v1/templates"
 _PATIENCE = 3  # connections in a row that bring nothing
 
 
+@helpful
 class AsyncRemoteTemplates:
     """`client.templates`: those of this client, and public ones."""
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
+from ...model.base.helpful import helpful
 from ...model.base.jsonform import bytes_from_json
 from ...model.execs.exec_view import ExecView
 from ..answers import object_of, pause_s
@@ -36,6 +37,7 @@ _PIECE = 1 << 20
 _DYING_S = 5.0
 
 
+@helpful
 class RemoteProcess:
     """A started process; see `Process`. Its output is kept by the server, whoever reads it.
 
@@ -207,6 +209,7 @@ def wait_for(
     return view.result
 
 
+@helpful
 class RemoteStdin:
     """The writing end of a process's standard input. What is sent again is not written again."""
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ...model.acquire import AcquireOptions, AttachRequest
+from ...model.base.helpful import helpful
 from ...model.client_session import ClientSession, SessionState, id_of
 from ...model.granted import SandboxCapabilities
 from ...model.spec import SandboxSpec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _SESSIONS = "/v1/sessions"
 
 
+@helpful
 class RemoteLease:
     """A session of this client's at a server; as a context manager it is released at the end.
 
@@ -66,6 +68,7 @@ class RemoteLease:
         return f"<{type(self).__name__} {self.id} of {self.session.sandbox_id}>"
 
 
+@helpful
 class RemoteSessions:
     """`client.sessions`: the verbs of `SessionManager`, for the client whose key this is.
 

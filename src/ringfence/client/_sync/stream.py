@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from ...errors import ServerUnreachable, TimeoutExceeded
+from ...model.base.helpful import helpful
 from ..answers import pause_s
 from .pauses import pause
 from .transport import Transport
@@ -20,6 +21,7 @@ _PATIENCE = 3  # connections in a row that bring nothing
 _FOR_EVER = None
 
 
+@helpful
 class RemoteStream:
     """Every byte once, but for those that the server had no room for: they are counted.
 

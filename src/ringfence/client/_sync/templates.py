@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from ...errors import ExecError, ServerUnreachable
+from ...model.base.helpful import helpful
 from ...model.base.jsonform import loads
 from ...model.template import TemplateRequest, TemplateView
 from .. import uploads
@@ -25,6 +26,7 @@ _AT = "/v1/templates"
 _PATIENCE = 3  # connections in a row that bring nothing
 
 
+@helpful
 class RemoteTemplates:
     """`client.templates`: those of this client, and public ones."""
 

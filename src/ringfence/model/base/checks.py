@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidRequest
+from .helpful import knows_keywords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -316,6 +317,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 _TIME_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+@knows_keywords
 def parse_size(text: str, field: str = "size") -> int:
     """Bytes in `256m`, `1g`, `1.5GiB` or `4096`; units are powers of 1024."""
     digits, unit = _split_unit(text, field, "as 64k, 256m or 1g")
@@ -327,6 +329,7 @@ def parse_size(text: str, field: str = "size") -> int:
     return int(float(digits) * _SIZE_UNITS[unit])
 
 
+@knows_keywords
 def parse_duration(text: str, field: str = "duration") -> float:
     """Seconds in `5s`, `500ms`, `1m`, `2h` or `1.5`."""
     digits, unit = _split_unit(text, field, "as 500ms, 5s or 1m")

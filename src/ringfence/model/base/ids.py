@@ -7,6 +7,7 @@ import time
 from _thread import allocate_lock
 
 from . import checks
+from .helpful import knows_keywords
 
 MAX_LENGTH = 63  # one DNS label, and far below NAME_MAX
 _UUID_LENGTH = 36
@@ -40,6 +41,7 @@ def node_of(any_id: str) -> str:
     return found if len(found) == _NODE_DIGITS and _HEX.issuperset(found) else ""
 
 
+@knows_keywords
 def new_id(prefix: str) -> str:
     """A fresh id such as `native-0190b5a4-...`; later ids of one prefix sort after earlier ones.
 
@@ -60,6 +62,7 @@ def derived_id(id: str, *others: str) -> str:
     return f"{id[:-18]}-{low >> 48:04x}-{low & (1 << 48) - 1:012x}"
 
 
+@knows_keywords
 def check_id(value: object, field: str = "id") -> str:
     """The id in `value`, trimmed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..base import checks, jsonform
 from ..base.checks import FrozenMap
+from ..base.helpful import helpful
 from ..base.model import Model
 
 TYPE_CHECKING = False
@@ -127,6 +128,7 @@ class ExecStatus(Model):
         return {"resource_usage": ResourceUsage.from_json}
 
 
+@helpful
 @dataclass(frozen=True, eq=False, repr=False)
 class ExecResult(Model):
     """A finished exec with its output. Bytes are kept; text is decoded with replacement.
@@ -176,13 +178,6 @@ class ExecResult(Model):
     def text(self) -> str:
         """Short for `stdout_text`."""
         return self.stdout_text
-
-    if not TYPE_CHECKING:  # for checkers a wrong name is an error
-
-        def __getattr__(self, name: str) -> object:
-            from ..mistakes import no_attribute
-
-            raise no_attribute(self, name)
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:

@@ -12,6 +12,7 @@ from ...errors import ImageNotFound
 from ...images.store import ImageStore
 from ...model.base import checks
 from ...model.base.checks import FrozenMap
+from ...model.base.helpful import helpful
 from ...model.base.model import Model
 from ...model.capabilities import weaker
 from ...model.limits import MIB, Limits
@@ -146,6 +147,7 @@ class AsyncBashTool(Protocol):
     async def shutdown(self) -> None: ...
 
 
+@helpful
 class SandboxBash:
     """`BashTool` in a sandbox of any backend.
 

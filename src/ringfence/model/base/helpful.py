@@ -1,0 +1,78 @@
+"""`helpful`: a wrong name or keyword is answered with the right one."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    T = TypeVar("T", bound=type[Any])
+    F = TypeVar("F", bound=Callable[..., Any])
+
+# `inspect` and `functools` take longer to import than a run.
+_IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
+_COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+
+
+def helpful(cls: T) -> T:
+    """Name the right one where an attribute or a keyword of a method of this class is wrong.
+
+    Checkers and `inspect.signature` see the methods as they are written.
+    """
+    for name, value in [*vars(cls).items()]:
+        if name[0] == "_" and name != "__init__":
+            continue
+        if isinstance(value, classmethod | staticmethod):
+            setattr(cls, name, type(value)(knows_keywords(value.__func__)))
+        elif hasattr(value, "__code__"):
+            setattr(cls, name, knows_keywords(value))
+    cls.__getattr__ = _no_attribute
+    return cls
+
+
+def knows_keywords(function: F) -> F:
+    """Wrap a function: it refuses an unknown keyword with the one that is meant.
+
+    The interpreter finds it, so that a call with right ones is not looked at.
+    """
+    code: Any = getattr(function, "__code__", None)
+    is_coroutine = bool(code and code.co_flags & _IS_COROUTINE)
+
+    async def awaited(*args: Any, **options: Any) -> Any:
+        try:
+            return await function(*args, **options)
+        except TypeError:
+            _refuse_unknown(function, options)
+            raise
+
+    def called(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            _refuse_unknown(function, options)
+            raise
+
+    made: Any = awaited if is_coroutine else called
+    for name in _COPIED:
+        setattr(made, name, getattr(function, name))
+    made.__wrapped__ = function
+    return made  # type: ignore[no-any-return]
+
+
+def _no_attribute(self: object, name: str) -> object:
+    from ..mistakes import no_attribute
+
+    raise no_attribute(self, name)
+
+
+def _refuse_unknown(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` for an option that the function does not have.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    if options:
+        from ..mistakes import refuse_unknown
+
+        refuse_unknown(function, options)

@@ -1,0 +1,291 @@
+"""A newcomer's mistakes with the library.
+
+Each row is a mistake, the name or value at fault, and a part of the remedy. Both stand in the answer,
+which is a few lines without a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ringfence
+from ringfence.contexts.aio import AsyncContext
+from ringfence.contexts.context import Context
+from ringfence.model.base.model import Model
+from ringfence.sandbox.aio_process import AsyncProcess
+from ringfence.sandbox.expose import Exposure
+from ringfence.sandbox.files import Files
+from ringfence.sandbox.process import Process
+from tests.features import require
+from tests.first_use.answers import answers, refusal
+
+pytestmark = pytest.mark.anyone
+
+R: Any = ringfence  # a checker refuses most of what is tried here
+CREATE: list[tuple[dict[str, Any], str, str]] = [
+    ({"imgae": "x"}, "imgae", "did you mean image?"),
+    ({"memory": "256m"}, "memory", 'limits={"memory_bytes": "256m"}'),
+    ({"timeout": 30}, "timeout", "ttl_s=SECONDS"),
+    ({"volumes": {}}, "volumes", 'mounts=".:/work:rw"'),
+    ({"limits": {"memory": "256m"}}, "limits.memory", "memory_bytes"),
+    ({"limits": {"memory_bytes": 256}}, "256", "256m"),
+    ({"limits": {"memory_bytes": 256e6}}, "256000000.0", "as 256000000"),
+    ({"limits": {"cpus": float("nan")}}, "nan", "between 0.001 and"),
+    ({"limits": {"cpus": "2"}}, "'2'", "as 2"),
+    ({"limits": {"pids": True}}, "True", "as 100"),
+    ({"limits": {"pids": -1}}, "-1", "between 1 and"),
+    ({"limits": "256m"}, "'256m'", '{"memory_bytes": "256m"'),
+    ({"network": True}, "True", "'unrestricted'"),
+    ({"network": "*"}, "'*'", "unrestricted"),
+    ({"network": "full"}, "'full'", "unrestricted"),
+    ({"network": ["https://pypi.org/"]}, "'https://pypi.org/'", "pypi.org)"),
+    ({"network": {"allow": ["pypi.org"]}}, "network.allow", "allowed_hosts"),
+    ({"network": {"allowed_hosts": ["pypi.org"]}}, "network.mode", '"mode": "limited"'),
+    ({"network": ""}, "''", "example.com"),
+    ({"mounts": "."}, "'.'", ".:/work"),
+    ({"mounts": ["./nope:/work"]}, "/nope", "must exist"),
+    ({"mounts": [(".", "/work")]}, "tuple", ".:/work:rw"),
+    ({"mounts": {".": "/work"}}, "dict", ".:/work:rw"),
+    ({"mounts": [".:/work", "/tmp:/work"]}, "/work", "its own target"),
+    ({"env": ["A=b"]}, "list", '{"NAME": "value"}'),
+    ({"env": {"A": 1}}, "env.A", 'as "1"'),
+    ({"workdir": "work"}, "'work'", "/work"),
+    ({"backend": "dokcer"}, "'dokcer'", "docker"),
+    ({"backend": 3}, "int", "native"),
+    ({"tier": "Strong"}, "'Strong'", "did you mean strong?"),
+    ({"profile": "off"}, "'off'", "os_hardened"),
+    ({"user": "rooot"}, "'rooot'", "sandbox"),
+    ({"ttl_s": -5}, "-5", "between 0.001 and"),
+    ({"ttl_s": "1h"}, "'1h'", "as 3600"),
+    ({"image": ""}, "image", "omit the field"),
+    ({"protect": ".git"}, "protect", '[".git"]'),
+    ({"allow_degraded": ["memory"]}, "'memory'", "memory_limit"),
+    ({"memory_dir": "nope"}, "'nope'", "as /"),
+    ({"python_env": "yes"}, "'yes'", "true or false"),
+    ({"server": "localhost:7878"}, "'localhost:7878'", "http://localhost:7878"),
+    ({"server": "unix:x.sock"}, "'unix:x.sock'", "as unix:/"),
+    ({"server": ""}, "''", "unix:PATH"),
+    ({"server": 8080}, "8080", "http://HOST:PORT"),
+    ({"server": "http://127.0.0.1:1"}, "127.0.0.1:1", "ringfence serve"),
+    ({"mounts": ".:/work,rw"}, "'/work,rw'", ".:/work:rw"),
+    ({"network": {"mode": "limited", "denied_hosts": ["a.com"]}}, "denied_hosts", '"!HOST"'),
+    ({"workdir": "~/x"}, "'~/x'", "/home/sandbox"),
+    ({"server": "http://h:99999"}, ":99999'", "http://HOST:PORT"),
+    ({"template": "nope"}, "'nope'", "ringfence template list"),
+    ({"template": R.Template.from_host()}, "Template", "build(NAME)"),
+    ({"template": "nope", "image": "x"}, "image", "Template.from_image"),
+    ({"spec": "python:3.12"}, "'python:3.12'", 'image="python:3.12"'),
+]
+NAMES: list[tuple[str, Callable[[], object], str, str]] = [
+    ("Sandbox()", R.Sandbox, "Sandbox()", "Sandbox.create"),
+    ("AsyncSandbox()", R.AsyncSandbox, "AsyncSandbox()", "await"),
+    ("Sandbx", lambda: R.Sandbx, "Sandbx", "did you mean Sandbox?"),
+    ("Limits(memory)", lambda: R.Limits(memory="1g"), "'memory'", "memory_bytes"),
+    ("Mount(dest)", lambda: R.Mount(source=".", dest="/w"), "'dest'", "target"),
+    ("Mount swapped", lambda: R.Mount(".", "/work"), "'.'", "in the sandbox first"),
+    ("Mount access", lambda: R.Mount("/w", "/x", "write"), "'write'", "read_write (rw)"),
+    ("policy mode", lambda: R.NetworkPolicy(mode="open"), "'open'", "limited or unrestricted"),
+    ("policy text", lambda: R.NetworkPolicy(allowed_hosts="a.org"), "str", '["a.org"]'),
+    ("policy all", lambda: R.NetworkPolicy(allowed_hosts=["all"]), "'all'", "unrestricted"),
+    ("manager", lambda: R.SessionManager(backends="native"), "backends", '["native"]'),
+    ("template name", lambda: R.Template.from_host().build("A b"), "'A b'", "a-z 0-9"),
+    (
+        "template apt",
+        lambda: R.Template.from_host().apt_install("x"),
+        "'apt_install'",
+        "from_image",
+    ),
+    ("template list", lambda: R.Template.from_host().pip_install(["x"]), "list", '"..."'),
+    (
+        "template url",
+        lambda: R.Template.from_host().pip_install("x", index_url="a"),
+        "'a'",
+        "https:",
+    ),
+    ("template file", lambda: R.Template.from_host().copy("a", "b"), "'b'", "as /b"),
+    ("no await", lambda: asyncio.run(R.AsyncSandbox.create(imgae="x")), "imgae", "image"),
+    ("template", R.Template, "Template()", "from_host()"),
+    ("run", lambda: R.run(["ls"]), "'run'", "Sandbox.create()"),
+    ("key", lambda: R.Client("http://h", key=3), "key", "ringfence keys create"),
+    ("key of two lines", lambda: R.Client("http://h", key="a\nb"), "key", "without spaces"),
+    ("pool", lambda: R.PoolConfig(min_warm=5, max_warm=1), "max_warm", "at most 1"),
+    ("bash image", lambda: R.BashConfig(imgae="x"), "'imgae'", "did you mean image?"),
+    ("snapshot", lambda: R.Sandbox.restore("nope"), "'nope'", "Sandbox.snapshots()"),
+    ("client url", lambda: R.Client(url="http://h"), "'url'", 'server="unix:PATH"'),
+    ("client token", lambda: R.Client("http://h", token="x"), "'token'", "use key="),
+    ("manager size", lambda: R.SessionManager(pool_size=3), "'pool_size'", "PoolConfig(min_warm="),
+    ("image login", lambda: R.Template.from_image("x", username="u"), "'username'", "--user NAME"),
+    ("race n", lambda: R.race(None, [], n=3), "'n'", "as many attempts"),
+    ("size", lambda: R.parse_size("1m", unit="k"), "'unit'", "one of text, field"),
+]
+
+
+def mount_twice(box: Any) -> object:
+    box.mount(R.Mount("/mnt/twice"))
+    return box.mount(R.Mount("/mnt/twice"))
+
+
+INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
+    ("exec text", lambda box: box.exec("echo hi"), "str", "shell(SCRIPT)"),
+    ("exec words", lambda box: box.exec("ls", "-l"), "several arguments", '["ls", "-l"]'),
+    ("start words", lambda box: box.start("ls", "-l"), "several arguments", '["ls", "-l"]'),
+    ("exec timeout", lambda box: box.exec(["ls"], timeout=3), "timeout", "timeout_s=SECONDS"),
+    ("exec check", lambda box: box.exec(["ls"], check=True), "check", "result.ok"),
+    ("exec seconds", lambda box: box.exec(["ls"], timeout_s="5"), "'5'", "as 5"),
+    ("exec number", lambda box: box.exec(["ls", 1]), "argv[1]", 'as "1"'),
+    ("exec nothing", lambda box: box.exec([]), "argv", '["ls", "-l"]'),
+    ("exec None", lambda box: box.exec(None), "NoneType", '["ls", "-l"]'),
+    ("exec cwd", lambda box: box.exec(["ls"], cwd="/nope"), "/nope", "files.make_dir"),
+    ("exec env", lambda box: box.exec(["ls"], env={"A": None}), "env.A", "leave it out"),
+    ("exec stdin", lambda box: box.exec(["ls"], stdin=3), "int", 'b"..."'),
+    ("exec callback", lambda box: box.exec(["ls"], on_stdout="x"), "on_stdout", "a function"),
+    ("shell list", lambda box: box.shell(["ls"]), "list", "exec([...])"),
+    ("run", lambda box: box.run("ls"), "'run'", "shell(SCRIPT)"),
+    ("close", lambda box: box.close(), "'close'", "terminate()"),
+    ("misspelt", lambda box: box.snapshto(), "'snapshto'", "did you mean snapshot?"),
+    ("fork n", lambda box: box.fork("3"), "'3'", "as 3"),
+    ("fork count", lambda box: box.fork(count=3), "'count'", "use n=3"),
+    ("context timeout", lambda box: box.context(timeout=3), "'timeout'", "context.run(code)"),
+    ("read limit", lambda box: box.files.read("x", limit=3), "'limit'", "use max_bytes="),
+    (
+        "async read limit",
+        lambda box: asyncio.run(R.AsyncSandbox(box).files.read("x", limit=3)),
+        "'limit'",
+        "use max_bytes=",
+    ),
+    ("suspend now", lambda box: box.suspend(now=True), "'now'", "it takes none"),
+    ("start wait", lambda box: box.start(["ls"], wait=False), "'wait'", "does not wait"),
+    ("fork processes", lambda box: box.fork(processes=True), "True", "auto, none or required"),
+    ("fork at", lambda box: box.fork(at="x"), "str", "sandbox.mark()"),
+    ("rewind", lambda box: box.rewind("x"), "str", "sandbox.mark()"),
+    ("rewind nothing", lambda box: box.rewind(None), "NoneType", "sandbox.mark()"),
+    ("set network", lambda box: setattr(box, "network", "none"), "network", "apply_network_policy"),
+    ("set env", lambda box: setattr(box, "env", {}), "env", "create()"),
+    ("set_network", lambda box: box.set_network("none"), "'set_network'", "apply_network_policy"),
+    ("unmount", lambda box: box.unmount("/x"), "'unmount'", "stays as long"),
+    ("chmod", lambda box: box.files.chmod("/x", "755"), "'chmod'", "sandbox.exec"),
+    ("glob", lambda box: box.files.glob(3), "pattern", 'as "3"'),
+    ("search", lambda box: box.files.search("x", limit="3"), "limit", "as 3"),
+    ("merge itself", lambda box: box.merge(box, base="x"), "itself", "name the sandbox"),
+    ("merge prefer", lambda box: box.merge(box, base="x", prefer="mine"), "'mine'", "ours"),
+    ("merge path", lambda box: box.merge("/tmp", base="x", path=3), "path", 'as "3"'),
+    ("race text", lambda box: R.race(box, "make"), "attempts", '["make test"'),
+    ("race judge", lambda box: R.race(box, ["true"], judge="x"), "judge", "lambda"),
+    ("race swapped", lambda box: R.race([["true"]], box), "attempts", '["make test"'),
+    ("run_code timeout", lambda box: box.run_code("1", timeout=3), "timeout", "timeout_s="),
+    ("run_code list", lambda box: box.run_code(["1"]), "list", '"..."'),
+    ("context cwd", lambda box: box.context(cwd="/nope"), "/nope", "files.make_dir"),
+    ("context run", lambda box: box.context().execute("1"), "'execute'", "run(code)"),
+    ("cell output", lambda box: box.run_code("1").output, "'output'", "stdout"),
+    ("cell ok", lambda box: box.run_code("1").ok, "'ok'", "error"),
+    ("diff", lambda box: box.diff(), "'diff'", "changes()"),
+    ("restore", R.Sandbox.restore, "Sandbox", ".id"),
+    ("returncode", lambda box: box.exec(["true"]).returncode, "'returncode'", "exit_code"),
+    ("read", lambda box: box.files.read("nope.txt"), "nope.txt", "files.list"),
+    ("write", lambda box: box.files.write("a.txt", 3), "int", 'b"..."'),
+    ("write no dir", lambda box: box.files.write("/tmp/n/a", "x"), "/tmp/n/a", "make_dir"),
+    ("write root", lambda box: box.files.write("/usr/a", "x"), "/usr/a", "home directory"),
+    ("open", lambda box: box.files.open("x"), "'open'", "open_read"),
+    ("upload", lambda box: box.files.upload("nope", "/tmp/x"), "nope", "host"),
+    ("expose", lambda box: box.expose("8000"), "'8000'", "as 8000"),
+    ("mount", lambda box: box.mount("./nope:/w"), "/nope", "must exist"),
+    ("mount twice", mount_twice, "read-only mount", "choose a target"),
+]
+CLOSED: list[tuple[str, Callable[[Any], object]]] = [
+    ("exec", lambda box: box.exec(["true"])),
+    ("shell", lambda box: box.shell("true")),
+    ("read", lambda box: box.files.read("x")),
+    ("snapshot", lambda box: box.snapshot()),
+    ("mount", lambda box: box.mount(".:/work")),
+]
+
+
+def test_a_secret_that_no_rule_sends_is_told_by_name() -> None:
+    """Programs see a placeholder and not the value, whatever was hoped for."""
+    for network in ("none", ["example.com"]):
+        with (
+            pytest.warns(UserWarning, match="'TOKEN'") as told,
+            pytest.raises(ringfence.InvalidRequest),
+        ):
+            R.Sandbox.create(secrets={"TOKEN": "x"}, network=network, workdir="work")
+        answers(str(told[0].message), "TOKEN", "credential=Credential('TOKEN')")
+        assert __file__ == told[0].filename
+    rule = ringfence.NetworkRule("example.com", credential=ringfence.Credential("TOKEN"))
+    policy = ringfence.NetworkPolicy(mode="limited", rules=(rule,))
+    with pytest.raises(
+        ringfence.InvalidRequest
+    ):  # the control: no warning, which would be an error
+        R.Sandbox.create(secrets={"TOKEN": "x"}, network=policy, workdir="work")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Any]:
+    require("user namespaces")
+    with ringfence.Sandbox.create() as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(("given", "fault", "remedy"), CREATE, ids=lambda value: str(value)[:50])
+def test_create(given: dict[str, Any], fault: str, remedy: str) -> None:
+    require("user namespaces")
+    answers(refusal(lambda: R.Sandbox.create(**given)), fault, remedy)
+
+
+@pytest.mark.parametrize(
+    ("act", "fault", "remedy"), [row[1:] for row in NAMES], ids=[row[0] for row in NAMES]
+)
+def test_names(act: Callable[[], object], fault: str, remedy: str) -> None:
+    answers(refusal(act), fault, remedy)
+
+
+@pytest.mark.parametrize(
+    ("act", "fault", "remedy"), [row[1:] for row in INSIDE], ids=[row[0] for row in INSIDE]
+)
+def test_inside(act: Callable[[Any], object], fault: str, remedy: str, box: Any) -> None:
+    answers(refusal(lambda: act(box)), fault, remedy)
+
+
+def _public() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Every function of a class that is there to be called; models have fields instead."""
+    have = [getattr(ringfence, name) for name in R.__all__]
+    classes = {each for each in have if isinstance(each, type)}
+    classes |= {Files, Process, AsyncProcess, Context, AsyncContext, Exposure}
+    for cls in classes:
+        if issubclass(cls, Model | Exception | str) or getattr(cls, "_is_protocol", False):
+            continue
+        for name in dir(cls):
+            value = inspect.getattr_static(cls, name)
+            function = getattr(value, "__func__", value)
+            if (name[0] != "_" or "__init__" == name) and inspect.isfunction(function):
+                yield f"{cls.__name__}.{name}", function
+
+
+def test_every_function_names_a_keyword_that_it_does_not_have() -> None:
+    seen = []
+    for name, function in _public():
+        kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            continue  # it passes them on
+
+        def act(function: Callable[..., Any] = function) -> None:
+            made = function(None, zzq=1)
+            if inspect.iscoroutine(made):
+                made.send(None)
+
+        seen.append(name)
+        answers(refusal(act), "has no parameter 'zzq'", "(")
+    assert {"Sandbox.exec", "AsyncRemoteSandbox.fork", "Client.__init__"} <= {*seen}
+
+
+@pytest.mark.parametrize("act", [row[1] for row in CLOSED], ids=[row[0] for row in CLOSED])
+def test_a_sandbox_that_has_ended(act: Callable[[Any], object]) -> None:
+    require("user namespaces")
+    sandbox = ringfence.Sandbox.create()
+    sandbox.terminate()
+
+    answers(refusal(lambda: act(sandbox)), "terminated", "create a new one")
