@@ -458,3 +458,29 @@ def test_a_second_sandbox_takes_no_room_for_the_files(ann: httpx.Client) -> None
     copied = run(ann, "large", f"cp ~/file ~/copy; {used}").split()
     assert int(copied[1]) > 7000  # the control
     ann.delete("/v1/templates/large")
+
+
+_MATPLOTLIB = r"""
+place=$(python3 -m site --user-site)/matplotlib; mkdir -p "$place"; : >"$place/__init__.py"
+cat >"$place/font_manager.py" <<'END'
+import os
+place = os.path.expanduser("~/.cache/matplotlib")
+if is_made := not os.path.exists(place):
+    os.makedirs(place)
+END
+"""
+_IS_MADE = "python3 -c 'from matplotlib import font_manager as f; print(f.is_made)'"
+
+
+def test_matplotlibs_fonts_are_listed_once(ann: httpx.Client) -> None:
+    """By the last step of a build, whatever installed it; a package that fails there fails no build."""
+    assert "ready" == build(ann, "plots", {"run": _MATPLOTLIB})["status"]
+    assert "False\n" == run(ann, "plots", _IS_MADE)
+    assert "ready" == build(ann, "plots", {"run": _MATPLOTLIB})["status"]
+    assert ["cached"] == [each for each in said(ann, "plots") if each == "cached"]
+    assert "False\n" == run(ann, "plots", _IS_MADE), "also where every step was known"
+    broken = _MATPLOTLIB.replace("import os\n", "import nothing\n")
+    assert "ready" == build(ann, "plots", {"run": broken})["status"]
+    assert any("no list of fonts" in each for each in said(ann, "plots"))
+    assert "No module named 'nothing'" in run(ann, "plots", _IS_MADE)
+    ann.delete("/v1/templates/plots")

@@ -72,6 +72,43 @@ def test_packages_are_visible_to_python_scripts_and_contexts(first: Template) ->
         assert "first" == sandbox.spec.template, "as it was asked for"
 
 
+_LISTING = """
+import os
+path = os.path.join(os.environ["MPLCONFIGDIR"], "fontlist-v1.json")
+if is_made := not os.path.exists(path):
+    with open(path, "w") as file:
+        file.write(str(os.path.exists("/mnt/pip-cache")))
+"""
+
+
+def test_matplotlibs_fonts_are_listed_by_the_build_and_not_by_each_sandbox(
+    tmp_path: Path,
+) -> None:
+    """The package's code does not run where pip's downloads can be written."""
+    with zipfile.ZipFile(tmp_path / "matplotlib-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("matplotlib/__init__.py", "")
+        archive.writestr("matplotlib/font_manager.py", _LISTING)
+        info = "matplotlib-1.dist-info"
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: matplotlib\nVersion: 1\n"
+        )
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tag)
+        archive.writestr(f"{info}/RECORD", "")
+    Template.from_host().pip_install("matplotlib", find_links=str(tmp_path)).build("plots")
+    load = "python3 -c 'from matplotlib import font_manager as f; print(f.is_made)'"
+    script = (
+        f"{load};"
+        "cat $MPLCONFIGDIR/*; touch $MPLCONFIGDIR/new && ls $MPLCONFIGDIR; echo >$MPLCONFIGDIR/fontlist-v1.json"
+    )
+    wanted = "False\nFalsefontlist-v1.json\nnew\n"
+    said = _said(script, "plots", env={"HOME": "/tmp"})
+    assert said.startswith(wanted), said
+    assert "Read-only file system" in said
+    own = _said(load, "plots", env={"MPLCONFIGDIR": "/tmp"})
+    assert "True\n" == own, "the control: a sandbox without that list"
+
+
 def test_files_of_a_sandbox_stay_without_the_lock_of_a_server(wheels: Path) -> None:
     """As after a stop of the server, which sandboxes outlive."""
     Template.from_host().run("echo kept >/opt/venv/kept").build("outlived")

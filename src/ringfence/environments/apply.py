@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..errors import ImageNotFound, InvalidRequest
 from ..images.reference import Reference, is_digest
 from ..images.store import ImageStore, default_directory
-from ..model.mount import Mount
+from ..model.mount import READ_WRITE, Mount
 from ..model.spec import SandboxSpec
 
 TYPE_CHECKING = False
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..model.image import Image
 
 VENV = "/opt/venv"
+FONTS = "/opt/matplotlib"  # matplotlib's directory, with its list of fonts
 COPIES = "ringfence.copies"  # label: JSON list of the targets of copies
 NONE = "default"
 
@@ -74,6 +75,11 @@ def apply(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSp
     shown = tuple(
         Mount(target, root + target) for target in targets if os.path.lexists(root + target)
     )
+    if os.path.isdir(root + FONTS):
+        # Without a directory that it may write to, matplotlib warns and lists the fonts anew.
+        lists = [f"{FONTS}/{name}" for name in sorted(os.listdir(root + FONTS))]
+        shown += (Mount(FONTS, "", READ_WRITE, protect=()),)
+        shown += tuple(Mount(each, root + each) for each in lists)
     try:
         wanted = replace(
             spec, template=NONE, mounts=(*shown, *spec.mounts), env={**image.env, **spec.env}

@@ -111,7 +111,8 @@ class Template:
         options = {**network, **options}
         if not self.image:
             more = {} if timeout_s is None else {"timeout_s": timeout_s}
-            return self._with(_Step(key, _no_act, {**options, **more}))
+            whole = self._with(_Step(key, _no_act, {**options, **more}))
+            return whole._with(_Step({"fonts": True}, _no_act))
         if find_links is not None:
             mounts = [*host_steps.listed(options.get("mounts")), f"{find_links}:{host_steps.LINKS}"]
             options = {**options, "mounts": mounts}
@@ -302,6 +303,11 @@ def _do(
             _save_layer(step, start, on_output, path)
         elif "copy" in step.key:
             changes = host_steps.copy_step(step.key["copy"], step.key["to"], start, path)
+        elif "fonts" in step.key:
+            fonts = host_steps.fonts_step(start, store, on_output, path)
+            if fonts is None:
+                return start
+            changes = fonts
         else:
             host_steps.run_step(step.key, step.options, start, store, on_output, path)
         layer = Layer(path, host_steps.digest_of_file(path))

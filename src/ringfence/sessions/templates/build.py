@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from ...errors import InvalidRequest, LifecycleError, RingfenceError, TimeoutExceeded
+from ...errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, TimeoutExceeded
 from ...images.store import ImageStore
 from ...model.acquire import AcquireOptions
 from ...model.base.checks import FrozenMap
@@ -64,6 +64,7 @@ class Build:
         self._lease: Lease | None = None
         self._thread = threading.Thread(target=self._run, name="ringfence-template", daemon=True)
         self.layers: list[str] = []
+        self._needs_fonts = False
         self._over: Built | None = None  # the template that this one lies over
 
     def start(self) -> None:
@@ -130,18 +131,17 @@ class Build:
                 # Below a mount it is not made when a sandbox starts.
                 spec, step = before, TemplateStep(run=("mkdir", "-p", step.workdir))
             key = digest([key, step.to_json(), spec.network.to_json(), self._templates.index_url])
-            with self._manager.keys.turn(self._client, key):
-                layer = None if request.fresh else self._known(key)
-                if layer is None:
-                    cached = is_clean and bool(step.pip_install)
-                    layer = self._layer(step, key, spec, request.backend, log, ends, cached)
-                else:
-                    log.say("cached")
+            size += self._add(
+                step, key, spec, request, log, ends, is_clean and bool(step.pip_install)
+            )
             spec = steps.environment(step, _changed(spec, request.steps[number - 1]))
             is_clean = False
-            self.layers.append(layer.snapshot)
-            size += layer.size_bytes
-            self._note(layers=self.layers)
+        key = digest([key, steps.FONTS.to_json()])
+        if self._needs_fonts or (self.layers and self._known(key)):
+            try:
+                size += self._add(steps.FONTS, key, spec, request, log, ends)
+            except ExecError as exc:
+                log.say(f"no list of fonts is kept: {exc.message}", "warn")
         if request.start or request.ready:
             log.say("starting the start command")
             with self._sandbox(spec, request.backend, ends) as lease:
@@ -154,6 +154,27 @@ class Build:
             spec = replace(spec, env={**own, **later})
         shown = replace(spec, network=SandboxSpec().network, template="default")
         return {"status": READY, "spec": spec_text(shown), "size_bytes": size, "error": ""}
+
+    def _add(
+        self,
+        step: TemplateStep,
+        key: str,
+        spec: SandboxSpec,
+        request: TemplateRequest,
+        log: Log,
+        ends: float,
+        has_cache: bool = False,
+    ) -> int:
+        """Put a step's layer on top, made where it is not known; its size."""
+        with self._manager.keys.turn(self._client, key):
+            layer = None if request.fresh else self._known(key)
+            if layer is None:
+                layer = self._layer(step, key, spec, request.backend, log, ends, has_cache)
+            elif step is not steps.FONTS:
+                log.say("cached")
+        self.layers.append(layer.snapshot)
+        self._note(layers=self.layers)
+        return layer.size_bytes
 
     def _base(self, request: TemplateRequest) -> tuple[SandboxSpec, str]:
         """The spec that the build begins with, and a key of all that its first step sees."""
@@ -208,6 +229,7 @@ class Build:
                 upload=lambda sha256: templates.places.upload(self.owner, sha256),
                 has_cache=has_cache,
             )
+            self._needs_fonts = steps.needs_fonts(lease.sandbox)
             self._check(ends)
             made = self._manager.snapshot(lease.id, {LABEL: self.template.id}, self._client)
         layer = LayerRecord(self.owner, key, made.id, made.size_bytes, time.time())

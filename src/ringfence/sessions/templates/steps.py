@@ -10,6 +10,7 @@ from ...backends.local.mounts import template
 from ...errors import ExecError, InvalidRequest
 from ...model.mount import Mount
 from ...model.net.network import NetworkPolicy
+from ...model.template import TemplateStep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ...model.execs.exec import ExecResult
     from ...model.spec import SandboxSpec
-    from ...model.template import TemplateRequest, TemplateStep
+    from ...model.template import TemplateRequest
     from ...sandbox.sync import Sandbox
     from .places import Log
 
@@ -25,6 +26,19 @@ PYPI = "https://pypi.org/simple"
 READY_S = 60.0
 _PIP_CACHE = "/mnt/pip-cache"
 _SHOWN = 400  # characters of a failed step's output
+FONTS = TemplateStep(
+    run=("python3", "-c", "import matplotlib.font_manager"), network=NetworkPolicy(), timeout_s=120
+)
+"""The step after the last one where matplotlib is installed: each sandbox would list the fonts anew."""
+_HAS_FONTS = """
+[ -z "$MPLCONFIGDIR" ] && [ ! -e "${XDG_CACHE_HOME:-$HOME/.cache}/matplotlib" ] || exit 1
+for place in "$HOME"/.local /usr/local /usr /opt/venv; do
+  for package in "$place"/lib/python3*/*-packages/matplotlib/font_manager.py; do
+    [ ! -e "$package" ] || exit 0
+  done
+done
+exit 1
+"""
 _COPY = r"""
 set -e
 archive=$1 source=$2 target=$3 mode=$4
@@ -153,6 +167,15 @@ def run(
     log.end_lines()
     if not result.ok:
         raise failed(step, result, timeout_s)
+
+
+def needs_fonts(sandbox: Sandbox) -> bool:
+    """Return whether matplotlib is there, and was never imported. Runs no code of packages."""
+    try:
+        path = {"PATH": template.PATH}
+        return sandbox.exec(["/bin/sh", "-c", _HAS_FONTS], env=path, timeout_s=10).ok
+    except ExecError:
+        return False  # no shell
 
 
 def failed(step: TemplateStep, result: ExecResult, timeout_s: float) -> ExecError:
