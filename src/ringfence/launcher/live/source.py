@@ -629,7 +629,7 @@ def _unix_sockets(pid: int) -> dict[int, tuple[int, int, int]]:
     os.waitpid(child, 0)
     found: dict[int, tuple[int, int, int]] | None = marshal.loads(data) if data else None
     if found is None:
-        raise CannotCopy("it has sockets, and this kernel does not tell what they lead to")
+        raise CannotCopy("it has sockets, and this kernel does not report their peers")
     return found
 
 

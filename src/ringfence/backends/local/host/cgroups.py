@@ -467,7 +467,7 @@ def _move_down(base: str) -> None:
     members = _read(base + "/cgroup.procs").split()
     if not _is_delegated(base):
         if os.geteuid() == 0 and not os.path.ismount(base):  # a mount: all that a container has
-            raise OSError(errno.EBUSY, "processes are in it, and it was not delegated", base)
+            raise OSError(errno.EBUSY, "the cgroup has processes and was not delegated", base)
         if not all(_is_ours(int(word)) for word in members):
             raise OSError(errno.EBUSY, "processes that are not Ringfence's are in it", base)
     leaf = f"{base}/{_HOST_LEAF}"
