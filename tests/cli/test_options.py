@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.cli.commands import COMMANDS, LIMITS, RUN, SERVE
+from ringfence.cli.commands import COMMANDS, LIMITS, RUN
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse
 from ringfence.cli.serve import _config
+from ringfence.cli.server.hosting import SERVE
 from ringfence.errors import InvalidRequest
 from ringfence.policy.protected import DEFAULTS, NESTED
 

@@ -7,8 +7,8 @@ import os
 import sys
 
 from ..errors import InvalidRequest
-from .commands import BACKUP, RESTORE
 from .options import parse
+from .server.hosting import BACKUP, RESTORE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 import sys
 
 from ..errors import InvalidRequest
-from .commands import CLUSTER, NODES
 from .options import parse
+from .server.hosting import CLUSTER, NODES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

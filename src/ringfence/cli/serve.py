@@ -9,9 +9,9 @@ import sys
 
 from ..errors import BackendUnavailable, BadJson, InvalidRequest
 from ..model.base.checks import parse_duration
-from .commands import SERVE
 from .options import no_arguments, parse
 from .request import whole_number
+from .server.hosting import SERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
