@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..plan import Plan
-    from .source import Descriptor, Server, Source, State
+    from .sockets import Server
+    from .source import Descriptor, Source, State
     from .template import Template
 
 # arch/x86/include/generated/uapi/asm/unistd_64.h

@@ -10,7 +10,8 @@ import posix as os
 from ...linux import files, libc, privileges
 from .. import cgroups, wire
 from .copying import Place, program
-from .source import CannotCopy, Source, describe
+from .sockets import CannotCopy
+from .source import Source, describe
 from .template import Template
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import posix as os
 from ...linux import cdata, libc, mappings, privileges, tracing
 from .. import wire
 from . import steps
-from .source import CannotCopy
+from .sockets import CannotCopy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
