@@ -114,6 +114,5 @@ class Body:
         return message
 
     def close(self) -> None:
-        """Count what was held no longer."""
         self._admission.drop(self._caller, self._held)
         self._held = 0

@@ -141,12 +141,10 @@ class InSlices(asyncio.Protocol):
     _feeding: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Put the valve before the transport."""
         self.valve = Valve(transport)
         super().connection_made(self.valve)  # type: ignore[arg-type]  # it acts as one
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget what was not parsed yet."""
         self.drop_pending()
         super().connection_lost(exc)
 

@@ -99,7 +99,6 @@ def problem(
 
 
 def of_status(status: int, detail: str) -> RingfenceError:
-    """The error for what the framework itself refuses."""
     kinds = {
         400: BadJson,
         401: Unauthenticated,

@@ -35,8 +35,6 @@ _MOST_WAITING = 256  # calls of one sandbox
 
 
 class _Queue:
-    """Semaphore of one sandbox in one pool."""
-
     def __init__(self, width: int) -> None:
         self.semaphore = asyncio.Semaphore(width)
         self.users = 0

@@ -42,7 +42,6 @@ class _Call:
             self.error = exc
 
     def tell(self) -> None:
-        """In a thread: it has been made."""
         with suppress(RuntimeError):  # the loop is over
             self.loop.call_soon_threadsafe(self._settle)
 

@@ -153,7 +153,6 @@ def use_settings(path: str) -> None:
 
 
 def _options_of(name: str) -> tuple[str, ...]:
-    """Names of the options that a backend's class takes."""
     made_by = _class_of(name)
     function = getattr(made_by, "__init__", None) if isinstance(made_by, type) else made_by
     code = getattr(function, "__code__", None)  # `inspect` takes longer than a run
@@ -232,7 +231,6 @@ def _tell_lack(refusals: Mapping[str, RingfenceError]) -> None:
 
 
 def _own_names() -> tuple[str, ...]:
-    """List the backends that are not built in."""
     from . import plugins
 
     found = dict.fromkeys((*settings().found, *plugins.found()))

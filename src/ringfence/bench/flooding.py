@@ -163,7 +163,6 @@ class Wire:
         return int(head.split()[1])
 
     def read_on(self) -> None:
-        """Read until the server closes."""
         while self.sock.recv(_PIECE):
             pass
 
@@ -207,7 +206,6 @@ class Attacker:
         return status, bytes(text)
 
     def start(self, *argv: str, **fields: Any) -> str:
-        """The path of a new exec."""
         status, text = self.call("POST", f"{self.at}/execs", {"argv": argv, **fields})
         if status != 201:
             raise OSError(f"no exec: {status} {text[:300]!r}")
@@ -224,7 +222,6 @@ class Attacker:
         return at
 
     def python(self, source: str, **fields: Any) -> str:
-        """A Python program of the guest's, ready."""
         return self.ready("python3", "-S", "-c", source, **fields)
 
 
@@ -442,7 +439,6 @@ def _many_snapshots(attacker: Attacker) -> str:
 
 
 def _stuck(attacker: Attacker) -> str:
-    """A process that never reads."""
     return attacker.start("sleep", "1000", stream_stdin=True)
 
 

@@ -28,7 +28,6 @@ class Plain(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
     def ask(self, method: str, path: str, form: Any = None) -> Any:
-        """The JSON of an answer that is no error."""
         headers = {} if form is None else {"content-type": "application/json"}
         self.request(method, path, None if form is None else json.dumps(form), headers)
         response = self.getresponse()
@@ -38,7 +37,6 @@ class Plain(http.client.HTTPConnection):
         return json.loads(text)
 
     def cycle(self, *, use_pool: bool) -> None:
-        """Create, exec, delete."""
         at = "/v1/sandboxes/" + self.ask("POST", "/v1/sandboxes", {"use_pool": use_pool})["id"]
         self.true_in(at)
         self.ask("DELETE", at)

@@ -97,8 +97,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that was not measured, and why."""
-
     peer: str
     why: str
 

@@ -31,7 +31,6 @@ def save(argv: Sequence[str]) -> int:
 
 
 def restore(argv: Sequence[str]) -> int:
-    """`restore`; returns its exit code."""
     given, place = _read(RESTORE, argv)
     if place:
         from ..store import backup

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def cluster(argv: Sequence[str]) -> int:
-    """`cluster`; returns its exit code."""
     given, words = _read(CLUSTER, argv)
     if "help" in given:
         return 0
@@ -42,7 +41,6 @@ def cluster(argv: Sequence[str]) -> int:
 
 
 def nodes(argv: Sequence[str]) -> int:
-    """`nodes`; returns its exit code."""
     given, words = _read(NODES, argv)
     if "help" in given:
         return 0

@@ -15,7 +15,6 @@ FILES, DIRECTORIES = "<files>", "<directories>"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the script for one shell."""
     given, words = parse(COMPLETION, argv)
     if "help" in given:
         from .help import help_of

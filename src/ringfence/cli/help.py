@@ -26,7 +26,6 @@ Examples:
 
 
 def overview() -> str:
-    """The help of `ringfence` itself."""
     lines = [f"  {command.name:<12}{command.summary}" for command in COMMANDS]
     return OVERVIEW.format(commands="\n".join(lines))
 

@@ -165,7 +165,6 @@ class Flows:
 
     @property
     def failed(self) -> Flow | None:
-        """An output that could not be passed on."""
         return next((flow for flow in self.outputs if flow.error is not None), None)
 
     @property
@@ -175,7 +174,6 @@ class Flows:
 
     @property
     def moved(self) -> int:
-        """Bytes of output passed on."""
         return sum(flow.moved for flow in self.outputs)
 
 

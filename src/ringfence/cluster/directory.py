@@ -77,7 +77,6 @@ def check_version(version: str) -> None:
 
 
 def namespace_of(name: str) -> str:
-    """Ray's namespace of a Ringfence cluster."""
     return f"ringfence-{name}"
 
 
@@ -133,7 +132,6 @@ class Directory:
         )
 
     def list(self, prefix: str) -> list[str]:
-        """Every key that begins so."""
         from ray.experimental import internal_kv
 
         found = self._ask(
@@ -167,7 +165,6 @@ class Directory:
         return self.put_first("secret", secrets.token_bytes(SECRET_BYTES))
 
     def config(self) -> dict[str, Any]:
-        """The configuration of nodes' daemons."""
         found: dict[str, Any] = json.loads(self.get("config") or b"{}")
         return found
 
@@ -209,7 +206,6 @@ class KeyRing:
         return sorted(found, key=lambda each: (each.created_at, each.id))
 
     def add_key(self, record: KeyRecord) -> None:
-        """Write down a new key."""
         self._write(record)
         self._changed()
 

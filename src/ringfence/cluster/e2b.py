@@ -57,7 +57,6 @@ class Front(Entrance):
         self._grants: OrderedDict[str, Form] = OrderedDict()
 
     def grant(self, sandbox_id: str) -> Form | None:
-        """Remember with which key a sandbox was made."""
         return self._grants.get(sandbox_id)
 
     def keep(self, sandbox_id: str, grant: Form) -> None:

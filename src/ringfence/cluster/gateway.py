@@ -131,7 +131,6 @@ class Gateway:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request or WebSocket."""
         found = scope["state"]["found"]
         if scope["state"]["caller"].key:
             self._behind.nodes.check_fresh()
@@ -223,7 +222,6 @@ class Gateway:
 
 
 def _id_in(scope: Scope) -> str:
-    """The id in the path that names the node."""
     parts: list[str] = scope["path"].split("/")
     for template, part in zip(scope["state"]["found"].path.split("/"), parts, strict=False):
         if template[1:-1] in _IDS:
@@ -232,7 +230,6 @@ def _id_in(scope: Scope) -> str:
 
 
 def need_of(spec: SandboxSpec, backend: str = "") -> Need:
-    """Read what a sandbox of this spec needs of its node."""
     return Need(
         tier=spec.tier,
         backend=backend,

@@ -121,7 +121,6 @@ class Nodes:
     # -- looking --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read the directory anew."""
         ray_nodes = self._directory.ray_nodes()
         self._start_actors(ray_nodes)
         lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}

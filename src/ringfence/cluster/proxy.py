@@ -209,7 +209,6 @@ def note_made(scope: Scope, headers: Headers) -> None:
 
 
 async def send_whole(inbound: Inbound, status: int, headers: Headers, content: bytes) -> None:
-    """Answer with what a node has answered."""
     kept = without(headers, inbound.dropped)
     await inbound.send({"type": "http.response.start", "status": status, "headers": kept})
     await inbound.send({"type": "http.response.body", "body": content})

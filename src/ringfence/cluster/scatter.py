@@ -340,7 +340,6 @@ class EventStream(Response):
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(256)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the client leaves."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         tasks = [asyncio.ensure_future(each) for each in (self._gather(), self._write(send))]
         leaving = asyncio.ensure_future(_left(receive))
@@ -367,7 +366,6 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": text, "more_body": True})
 
     async def _gather(self) -> None:
-        """Read every node that is there."""
         readers: dict[str, asyncio.Task[None]] = {}
         begun = {node.tag for node in self._scatter.nodes()}
         try:

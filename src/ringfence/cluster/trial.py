@@ -62,12 +62,10 @@ def nodes(count: int, name: str) -> Iterator[str]:
 
 
 def end(address: str, name: str) -> None:
-    """End the daemons of a Ringfence cluster."""
     _run("cluster", "down", address, name)
 
 
 def socket_of(address: str, name: str, any_id: str) -> str:
-    """The unix socket of the node of a sandbox."""
     import json
 
     from ..model.base.ids import node_of

@@ -143,7 +143,6 @@ class Answer:
         self._lost: ServerUnreachable | None = None
 
     async def head(self) -> None:
-        """Wait for status and headers."""
         await self._head
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -210,12 +209,10 @@ class Answer:
         return self._unread
 
     def end(self) -> None:
-        """Note that the body is whole."""
         self.is_over = True
         self._news.set()
 
     def lose(self, why: str) -> None:
-        """Note that the connection is gone."""
         if self.is_over:
             return
         hint = "the result of the request is unknown: look, or ask again with an idempotency key"
@@ -258,7 +255,6 @@ class _Connection(asyncio.Protocol):
         await self._may_write.wait()
 
     def sent(self) -> None:
-        """Note that the body is whole."""
         self._is_sent = True
         if self._answer is None:
             self._free()
@@ -354,7 +350,6 @@ class _Connection(asyncio.Protocol):
 
 
 def host_of(address: str) -> tuple[str, int]:
-    """Host and port of `https://HOST:PORT`."""
     host, _, port = address.removeprefix("https://").rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -32,7 +32,6 @@ class JsonLines(logging.Formatter):
     """JSON formatter, one object a line; JSON escapes all text from clients and guests."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         form = {
             "time": round(record.created, 6),
             "level": record.levelname.lower(),
@@ -49,7 +48,6 @@ class Readable(logging.Formatter):
     """Time, level, text, and the facts behind it; control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         now = time.strftime("%H:%M:%S", time.localtime(record.created))
         facts = " ".join(f"{key}={value!s}" for key, value in getattr(record, FACTS, {}).items())
         line = f"{now} {record.levelname.lower():<7} {record.getMessage()} {facts}".rstrip()
@@ -100,7 +98,6 @@ class Aside(logging.Handler):
         super().__init__()  # last: from then on it is flushed when Python ends
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         try:
             if self._dropped:
                 setattr(record, FACTS, {**getattr(record, FACTS, {}), "dropped": self._dropped})

@@ -38,7 +38,6 @@ def http_protocol(bounds: Bounds, share: LoopShare) -> type[RingfenceProtocol]:
 
 
 def websocket_protocol(share: LoopShare) -> type[RingfenceWebSocket]:
-    """The class of WebSockets, as uvicorn wants it."""
     return type("BoundedWebSocket", (RingfenceWebSocket,), {"share": share})
 
 
@@ -68,7 +67,6 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is expected any more."""
         self._stop_timer()
         super().connection_lost(exc)
 

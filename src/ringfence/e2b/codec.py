@@ -69,7 +69,6 @@ class RpcError(Exception):
 
 
 def rpc_error(exc: Exception) -> RpcError:
-    """The error as a client of Connect knows it."""
     if isinstance(exc, RpcError):
         return exc
     if isinstance(exc, RingfenceError):
@@ -228,6 +227,5 @@ def to_base64(data: bytes) -> str:
 
 
 def timestamp(seconds: float) -> str:
-    """A moment as RFC 3339 has it, in UTC."""
     at = datetime.fromtimestamp(max(0.0, seconds), UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"

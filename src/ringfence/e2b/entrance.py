@@ -54,7 +54,6 @@ class Entrance:
         self.service, self.domain = service, domain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or WebSocket."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

@@ -88,7 +88,6 @@ def _below(files: Files, path: str, depth: int) -> list[FileInfo]:
 
 
 async def make_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
-    """Make a directory and those above it."""
     path, files = _path(call, form), call.inside.sandbox.files
 
     def make() -> dict[str, Any]:
@@ -153,7 +152,6 @@ async def _watch(call: Call, form: dict[str, Any]) -> Watch:
 
 
 async def watch_dir(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Stream what changes in a directory."""
     watch, left_s = await _watch(call, form), deadline_s(call)
     await watch.begin()
     return _changes(call, watch, math.inf if left_s is None else time.monotonic() + left_s)

@@ -335,7 +335,6 @@ async def restart(call: Call) -> Response:
 
 
 async def health(_call: Call) -> Response:
-    """Say that interpreters can be used."""
     return JSONResponse("OK")
 
 

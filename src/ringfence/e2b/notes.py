@@ -58,7 +58,6 @@ def notes_of(metadata: Mapping[str, str]) -> Notes:
 
 
 def client_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """A session's metadata without the notes."""
     return {key: value for key, value in metadata.items() if key != _NAME}
 
 

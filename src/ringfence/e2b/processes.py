@@ -159,7 +159,6 @@ def _size_of(pty: dict[str, Any]) -> tuple[int, int]:
 
 
 async def connect(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Follow a process from now on."""
     run = await _find(call, form)
     out, err = run.spool.totals
     return _events(call, run, (out, err), deadline_s(call))

@@ -125,7 +125,6 @@ def _signature(call: Call, template_id: str, name: str, until: int) -> str:
 
 
 async def put_files(call: Call) -> Response:
-    """Store files by a signed URL."""
     query, name = call.request.query_params, call.params["hash"]
     until, shown = query.get("until", ""), query.get("signature", "")
     is_time = until.isdecimal() and len(until) < 12
@@ -258,7 +257,6 @@ async def get(call: Call) -> Response:
 
 
 async def alias(call: Call) -> Response:
-    """Tell if there is a template of this name."""
     text = call.params["alias"]
     if call.shared.settings.spec_of(text) is not None:
         return JSONResponse({"templateID": text, "public": True})
@@ -320,7 +318,6 @@ async def assign_tags(call: Call) -> Response:
 
 
 async def remove_tags(call: Call) -> Response:
-    """Let tags mean nothing."""
     form = await call.form()
     call.params["template_id"] = field(form, "name", str, "")
     wanted = _given_tags(form)

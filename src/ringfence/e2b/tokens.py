@@ -56,7 +56,6 @@ class Tokens:
         return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
 
     def opens(self, live: Live, shown: str) -> bool:
-        """Return whether this is the sandbox's token."""
         return _same(shown, self.of(live))
 
     def opens_traffic(self, live: Live, shown: str) -> bool:

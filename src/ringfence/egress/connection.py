@@ -105,11 +105,9 @@ class Connection:
         self._end(reason, allowed=False)
 
     def count_out(self, count: int) -> None:
-        """Bytes of the client's that were read."""
         self.bytes_out += count
 
     def count_in(self, count: int) -> None:
-        """Bytes of the server's that were read."""
         self.bytes_in += count
 
     def cut(self, reason: str) -> None:

@@ -61,7 +61,6 @@ class Record:
             self._rates.pop((sandbox_id, let_through), None)
 
     def flush(self) -> None:
-        """Tell what waits, now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

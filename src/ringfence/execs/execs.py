@@ -318,7 +318,6 @@ class Execs:
 
     @property
     def live_count(self) -> int:
-        """How many run."""
         with self._lock:
             return sum(run.running for run in self._runs.values())
 

@@ -144,7 +144,6 @@ class Run:
         return self._view.altered(state=state, ended_at=time.time(), **more)
 
     def problem(self, error: RingfenceError) -> ExecView:
-        """The same, of one of which no end is known."""
         state = ExecState.FAILED if error.code in _NEVER_BEGAN else ExecState.LOST
         return self.final(state, problem=ExecProblem.of(error))
 

@@ -23,7 +23,6 @@ def began(view: ExecView) -> None:
 
 
 def ended(view: ExecView) -> None:
-    """It is over, one way or another."""
     is_fault = view.storage_fault or (view.problem is not None and view.state == "lost")
     level = logging.WARNING if is_fault else logging.INFO
     if not _logger.isEnabledFor(level):

@@ -220,7 +220,6 @@ class ExecutionService:
             self._threads.submit(self._occupied, partial(running.run, request, config))
 
     def _occupied(self, work: Callable[[], None]) -> None:
-        """Do it, and let the next one begin."""
         try:
             work()
         finally:
@@ -240,7 +239,6 @@ class ExecutionService:
         return _done(self.status(execution_id, client_id))
 
     def execute(self, request: ExecutionRequest, *, client_id: str) -> ExecutionResult:
-        """Run a command to its end."""
         return self.submit(request, client_id=client_id).result()
 
     def kill(self, execution_id: str, client_id: str | None = None) -> Future[ExecutionResult]:

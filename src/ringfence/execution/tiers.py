@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def support(manager: SessionManager, tier: str, preferred: str = "") -> TierSupport:
-    """Report whether this host supports a tier."""
     maker = manager.maker
     reports = {name: maker.report(name) for name in maker.backends}
     spec = SandboxSpec(tier=tier)

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
             """Return kind, size, mode and digest of what is at `path`; None: there is nothing."""
             ...
 
-        def pieces(self, path: str) -> Iterator[bytes]:
-            """Yield the content of a file."""
-            ...
+        def pieces(self, path: str) -> Iterator[bytes]: ...
 
         def names(self, path: str) -> set[str]: ...
 
@@ -97,7 +95,6 @@ class StreamTree:
         return self._names.get(path, set())
 
     def close(self) -> None:
-        """Free the disk space."""
         self._file.close()
 
 

@@ -23,8 +23,6 @@ LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
 
 
 class Exec:
-    """A running process tree."""
-
     def __init__(
         self, number: int, command: str, uid: int, reply: wire.Socket, timeout_s: float
     ) -> None:

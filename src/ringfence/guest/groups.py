@@ -40,7 +40,6 @@ class _Kept:
         return user - self._before[0], system - self._before[1]
 
     def count(self) -> int:
-        """How many processes are in it."""
         return int(os.pread(self._count, _WORD, 0))
 
     def release(self) -> bool:

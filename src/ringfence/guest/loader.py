@@ -38,7 +38,6 @@ class Loader:
         """As usual: see importlib.abc.Loader."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """See importlib.abc.Loader."""
         exec(self._modules[module.__name__][1], module.__dict__)
 
 

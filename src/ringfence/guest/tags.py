@@ -15,8 +15,6 @@ from ..launcher.pid1 import processes
 
 
 class Tags:
-    """See `groups.Groups`."""
-
     is_alone = True
 
     def __init__(self, key: int) -> None:

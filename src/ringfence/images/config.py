@@ -24,8 +24,6 @@ _INSIDE = files.RESOLVE_IN_ROOT | files.RESOLVE_NO_MAGICLINKS  # links lead nowh
 
 @dataclass(frozen=True)
 class Account:
-    """User of an image's commands."""
-
     uid: int | None  # None: its list does not have this name
     name: str
     home: str

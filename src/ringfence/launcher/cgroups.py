@@ -87,7 +87,6 @@ class Apart:
         self._descriptors = descriptors
 
     def enter(self) -> None:
-        """Move the caller to where programs are."""
         if self._descriptors:
             os.write(self._descriptors[0], b"0")
 

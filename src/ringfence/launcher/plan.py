@@ -34,8 +34,6 @@ class NetworkPlan(TypedDict):
 
 
 class Ids(TypedDict):
-    """Users inside, and their ids on the host."""
-
     uid_map: str
     gid_map: str
     id_helpers: list[str]  # newuidmap and newgidmap, which write them; none: the zygote may itself

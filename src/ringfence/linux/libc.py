@@ -205,7 +205,6 @@ def block_every_signal() -> None:
 
 
 def bytes_at(address: int, length: int) -> bytes:
-    """Copy memory of ours."""
     fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, length, address)

@@ -31,7 +31,6 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 
 def nested(kind: int, *attributes: bytes) -> bytes:
-    """An attribute made of attributes."""
     return attribute(kind | _NLA_F_NESTED, b"".join(attributes))
 
 

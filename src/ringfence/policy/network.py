@@ -48,8 +48,6 @@ class Decision:
 
 
 class _Rule:
-    """A rule, taken apart once."""
-
     __slots__ = ("network", "ranges", "rule", "text")
 
     def __init__(self, rule: NetworkRule) -> None:

@@ -421,7 +421,6 @@ def _rules(data: object, field: str) -> tuple[Rule, ...]:
 
 
 def shipped_programs() -> dict[str, bytes]:
-    """The content of each file in `compiled/`."""
     policy, egress = SeccompPolicy.default(), SeccompPolicy.of_egress()
     of_view = SeccompPolicy.of_view()
     with_unix = FilterOptions(allow_af_unix=True)

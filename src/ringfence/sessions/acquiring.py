@@ -94,8 +94,6 @@ def _is_free(manager: Manager, sandbox_id: str) -> bool:
 
 
 class Acquiring:
-    """A request being served."""
-
     def __init__(
         self,
         manager: Manager,

@@ -81,7 +81,6 @@ class Slots:
         )
 
     def close(self) -> None:
-        """Refuse all waiting callers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -37,7 +37,6 @@ _MEMORY = "memory.img"
 
 
 def default_directory() -> str:
-    """Where this user's snapshots are kept."""
     if os.geteuid() == 0:
         return "/var/lib/ringfence/snapshots"
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
@@ -320,7 +319,6 @@ class Catalogue:
                     yield name, os.path.join(self.directory, name)
 
     def place(self, snapshot_id: str) -> str:
-        """Return the directory of a snapshot, deleted or not."""
         return self._path(snapshot_id)
 
     def _path(self, snapshot_id: str) -> str:

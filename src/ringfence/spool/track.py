@@ -205,7 +205,6 @@ class Track:
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes are on disk."""
         return sum(end - start for start, end in list(self.segments.spans))
 
     def ends(self, limit: int) -> tuple[bytes, int]:

@@ -111,7 +111,6 @@ class Database:
                 raise _error(exc, self.path) from exc
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Everything a query finds."""
         with self._lock:
             self._check_owner()
             try:

@@ -197,14 +197,12 @@ class Store:
     # -- snapshots ----------------------------------------------------------------------------
 
     def add_snapshot(self, record: SnapshotRecord) -> None:
-        """Write down whose it is."""
         self._insert("snapshots", record)
 
     def snapshot(self, snapshot_id: str) -> SnapshotRecord | None:
         return self._one(SnapshotRecord, "SELECT * FROM snapshots WHERE id = ?", snapshot_id)
 
     def snapshots(self) -> list[SnapshotRecord]:
-        """Every one, oldest first."""
         return _read(SnapshotRecord, self._database.rows("SELECT * FROM snapshots ORDER BY id"))
 
     def remove_snapshot(self, snapshot_id: str) -> None:
@@ -226,12 +224,10 @@ class Store:
         return found[0][0] if found else None
 
     def set_setting(self, name: str, value: str) -> None:
-        """Remember something that was changed."""
         sql = "INSERT INTO settings VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
         self._database.write(sql, (name, value))
 
     def setting(self, name: str) -> str | None:
-        """Return the value stored under `name`."""
         found = self._database.rows("SELECT value FROM settings WHERE name = ?", (name,))
         return found[0]["value"] if found else None
 

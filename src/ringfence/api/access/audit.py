@@ -114,7 +114,6 @@ class Audit:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written."""
         return sum(each.lost for each in (self._done, self._refused) if each)
 
     @staticmethod

@@ -55,7 +55,6 @@ class AccessMiddleware:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request or WebSocket."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -216,7 +215,6 @@ class _Passing:
         return body
 
     def open(self) -> None:
-        """From now on it ends when its key does."""
         assert self._caller is not None  # `admit` comes first
         self._open = self._service.open_requests.begin(self._caller, self._method, self._found)
 

@@ -102,7 +102,6 @@ class CommandBackend(AgentBackend):
         super().check(spec)
 
     def refuse_limits(self, spec: SandboxSpec, names: Sequence[str], why: str) -> None:
-        """Each with the reason that the report gives."""
         from .report import lacking
 
         reasons = lacking(self)

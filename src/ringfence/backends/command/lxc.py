@@ -142,7 +142,6 @@ def _mounts(
 
 
 def _mounts_in(source: str) -> list[str]:
-    """A path, and what of the host is mounted below it."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         targets = [MountLine(line).target for line in file]
     return [source, *sorted({each for each in targets if each.startswith(f"{source}/")})]

@@ -183,7 +183,6 @@ class StreamBackend(AgentBackend):
         )
 
     def released(self, sandbox: StreamSandbox) -> None:
-        """Nothing of it is left here."""
         self._live.pop(sandbox.id, None)
 
     def report(self) -> BackendReport:
@@ -309,7 +308,6 @@ def _far_command(launcher: FarLauncher, uid: int) -> list[str]:
 
 
 def _last_words(process: subprocess.Popen[bytes], errors: int) -> str:
-    """Why it ended, once it has."""
     try:
         process.wait(_PATIENCE_S)
     except subprocess.TimeoutExpired:

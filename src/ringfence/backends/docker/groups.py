@@ -37,7 +37,6 @@ class Group:
         return self._either(("memory", "memory.usage_in_bytes"), ("", "memory.current"))
 
     def peak_memory_bytes(self) -> int | None:
-        """The most that was ever in use."""
         return self._either(("memory", "memory.max_usage_in_bytes"), ("", "memory.peak"))
 
     def memory_limit(self) -> int | None:

@@ -109,7 +109,6 @@ class Ahead:
             ahead.warm.discard()
 
     def close(self) -> None:
-        """End the one ahead, and build no more."""
         with self._lock:
             self._is_closed, ahead, self._next = True, self._next, None
         if ahead is not None and ahead.owner == os.getpid() and (warm := ahead.get()) is not None:

@@ -41,7 +41,6 @@ class HostProcess:
         return all("\nSeccomp:\t2\n" in text for text in texts)
 
     def shares(self, namespace: str) -> bool:
-        """Return whether its namespace is ours."""
         theirs = os.readlink(f"/proc/{self.pid}/ns/{namespace}")
         return theirs == os.readlink(f"/proc/self/ns/{namespace}")
 
@@ -54,7 +53,6 @@ class HostProcess:
         return NetworkTables(lambda name: read_text(f"/proc/{self.pid}/net/{name}"))
 
     def has_same(self, namespace: str, other: HostProcess) -> bool:
-        """Return whether both are in the same namespace."""
         places = [os.readlink(f"/proc/{pid}/ns/{namespace}") for pid in (self.pid, other.pid)]
         return places[0] == places[1]
 

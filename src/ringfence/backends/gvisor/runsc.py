@@ -78,7 +78,6 @@ class Runsc:
         self._known = frozenset(re.findall(r"^  -([a-z0-9-]+)", _said(path, "flags"), re.MULTILINE))
 
     def knows(self, flag: str) -> bool:
-        """Return whether this version has a flag."""
         return flag in self._known
 
     def flags(self, *, rootless: bool, network: bool) -> list[str]:

@@ -123,7 +123,6 @@ class GvisorSandbox(JailedSandbox):
             raise ExecError(f"{verb}: {exc.strerror}") from exc
 
     def flags(self) -> list[str]:
-        """Build the flags of gVisor's commands about this sandbox."""
         return self.program.flags(rootless=not host().trusted_root, network=self.has_network)
 
     def stand_still(self) -> StandStill:

@@ -137,7 +137,6 @@ class Views:
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing is left of it."""
         return self._pidfd < 0
 
     @property

@@ -277,7 +277,6 @@ def _child_of(pid: int) -> int:
 
 
 def own_mounts_of(spec: SandboxSpec) -> list[ResolvedMount]:
-    """The directories that every sandbox has."""
     return own_mounts(replace(spec, mounts=()))
 
 

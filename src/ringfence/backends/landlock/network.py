@@ -72,7 +72,6 @@ class Loopback:
         }
 
     def close(self) -> None:
-        """Give the addresses back."""
         self._claim.close()
 
 

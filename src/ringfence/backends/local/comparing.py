@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def changes(sandbox: Compared, backend: Maker, since: str | None) -> Changes:
-    """See `optional.Comparable`."""
     with ExitStack() as stack:
         root = -1
         if sandbox.spec.image is not None:

@@ -43,7 +43,6 @@ class Item:
         self.whose, self.name, self.note, self.fds = whose, name, note, fds
 
     def close(self) -> None:
-        """Close descriptors that nobody took."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -124,7 +123,6 @@ class FdStore:
 
     @property
     def alive(self) -> bool:
-        """True while connected to the fd store."""
         return self._socket is not None
 
     # -- inside -------------------------------------------------------------------------------

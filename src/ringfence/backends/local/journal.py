@@ -80,7 +80,6 @@ def path_of(sandbox_id: str, label: str = "") -> str | None:
 
 
 def erase(path: str | None) -> None:
-    """The placeholders of this note are gone."""
     if path is not None:
         placeholders.erase_note(path)
 

@@ -151,7 +151,6 @@ class Launched:
 
     @property
     def control_fd(self) -> int:
-        """Of our end of its socket."""
         return self._socket.fileno()
 
     def wait(self) -> None:
@@ -163,7 +162,6 @@ class Launched:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
         if self._pidfd < 0 or self._hung_up:
             return False
         poll = select.poll()

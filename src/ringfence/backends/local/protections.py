@@ -156,7 +156,6 @@ class Reader:
 
 
 def paths_of(protected: Sequence[Protected]) -> list[str]:
-    """Paths inside that are to be read-only."""
     return [step[1] for part in protected for step in part.steps if step[0] == "protect"]
 
 

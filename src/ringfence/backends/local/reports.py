@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
 
     class Made(Protocol):
-        """A sandbox that a report makes."""
-
         def protections(self) -> tuple[Protection, ...]: ...
         def terminate(self) -> None: ...
 

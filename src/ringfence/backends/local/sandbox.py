@@ -97,7 +97,6 @@ class LocalSandbox(Comparable):
 
     @property
     def paused(self) -> bool:
-        """True while it is suspended."""
         return self._state is State.SUSPENDED
 
     @property
@@ -118,7 +117,6 @@ class LocalSandbox(Comparable):
         return os.path.join(self.root, cwd) if cwd else self.root
 
     def no_directory(self, cwd: str, why: str) -> InvalidRequest:
-        """The error for a directory that nothing can start in."""
         if hiding := [each.target for each in self.mounts if is_below(cwd, each.target)]:
             hint = f"the mount at {hiding[-1]} hides the directory"
             if cwd == self.root and self.spec.workdir is None:  # nobody named it

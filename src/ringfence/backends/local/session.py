@@ -66,7 +66,6 @@ def environment(spec: SandboxSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def all_mounts(spec: SandboxSpec) -> list[Mount]:
-    """List the requested mounts in the order in which to make them."""
     memory = [Mount(MEMORY_DIR, spec.memory_dir, READ_WRITE)] if spec.memory_dir else []
     return outermost_first([*memory, *spec.mounts])
 

@@ -73,7 +73,6 @@ NEVER = {
 
 
 def refusal(operation: str, field: str, why: str = "", hint: str = "") -> Unsupported:
-    """Make the error for an unsupported option."""
     return Unsupported(why, backend=NAME, operation=operation, field=field, hint=hint)
 
 

@@ -150,7 +150,6 @@ class MicrovmSandbox(JailedSandbox):
             self.tell(channels.CLOCK + b"%d" % time.time_ns())
 
     def tell(self, word: bytes) -> None:
-        """Something for the machine's PID 1."""
         with self._send_lock:
             wire.send_raw(self.control, word)
 

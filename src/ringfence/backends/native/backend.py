@@ -121,7 +121,6 @@ class NativeBackend(Runtime, Durable, ProfileStore):
 
     @property
     def prewarming(self) -> Prewarming:
-        """Sandboxes that wait to be claimed."""
         with self._first_use:
             if self._prewarming is None:
                 from .prebuilt.prewarming import Prewarming

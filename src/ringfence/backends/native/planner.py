@@ -77,7 +77,6 @@ class Draft:
         self.hostname = f"{template.HOSTNAME}-{sandbox_id[-8:]}" if is_fork else template.HOSTNAME
 
     def close(self) -> None:
-        """Close what pinned the mount sources."""
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()

@@ -193,7 +193,6 @@ class Provision:
 
 
 def make_disk(runtime: Runtime, draft: Draft) -> Disk:
-    """Make the writable layer of a sandbox on disk."""
     from ..local.mounts import disks
 
     return disks.make(

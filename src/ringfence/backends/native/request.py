@@ -116,7 +116,6 @@ def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
 
 
 def check(spec: SandboxSpec) -> None:
-    """Refuse what the native backend does not do."""
     if spec.tier != LIGHT:
         raise Unsupported(
             "the native backend is tier light",

@@ -104,7 +104,6 @@ class Runtime(LocalBackend):
 
     @property
     def outlives(self) -> bool:
-        """True if its sandboxes can outlive this process."""
         return self.handover.outlives
 
     def label(self) -> str:

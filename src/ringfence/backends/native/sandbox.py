@@ -121,7 +121,6 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
             raise
 
     def start_attended(self, request: ExecRequest, label: str = "") -> LocalExec:
-        """See `pump.begin`."""
         return self.start(request, label, attended=True)
 
     def _start(

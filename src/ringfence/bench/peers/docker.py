@@ -42,7 +42,6 @@ class Docker:
         return CommandPeer(self.name, self._program, "exec", container, "true")
 
     def close(self) -> None:
-        """Remove the containers and the image."""
         for container in self._containers:
             self._try("rm", "--force", container)
         self._containers.clear()

@@ -67,7 +67,6 @@ class OciRuntime:
         return CommandPeer(self.name, *self._command("exec", container, "true"))
 
     def close(self) -> None:
-        """Remove the containers and the bundle."""
         for container in self._containers:
             for command in ("kill", container, "KILL"), ("delete", "--force", container):
                 try:

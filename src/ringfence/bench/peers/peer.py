@@ -25,9 +25,7 @@ class Peer(Protocol):
         """Run `true` once: seconds by its own watch, or None."""
         ...
 
-    def close(self) -> None:
-        """Remove everything that it made."""
-        ...
+    def close(self) -> None: ...
 
 
 def program(name: str) -> str:

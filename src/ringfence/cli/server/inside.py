@@ -118,7 +118,6 @@ def shell(argv: Sequence[str]) -> int:
 
 
 def logs(argv: Sequence[str]) -> int:
-    """Print the output of commands."""
     given, words, after = remote.read(LOGS, argv)
     words += after
     remote.no_more(words, 2)

@@ -45,7 +45,6 @@ def read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[st
 
 
 def client_of(given: dict[str, Any]) -> Client:
-    """The server that the options name."""
     from ...client import Client
 
     return Client(given.get("server"), key=_key(given))

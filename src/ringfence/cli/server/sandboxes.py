@@ -67,7 +67,6 @@ def _make(client: Client, given: dict[str, Any]) -> RemoteSandbox:
 
 
 def spec_of(given: dict[str, Any]) -> SandboxSpec:
-    """The sandbox that the options of `create` ask for."""
     spec = make_spec({"mount": [], **given}, ())
     changes = _changes(given)
     if "idle-timeout" in given:

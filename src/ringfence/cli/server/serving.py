@@ -26,7 +26,6 @@ _KEYS = ("KEY", "OWNER", "SCOPE", "NAME", "AGE", "USED", "ENDS IN", "SANDBOX")
 
 
 def snapshot(argv: Sequence[str]) -> int:
-    """Save, list, remove."""
     given, words, after = remote.read(SNAPSHOT, argv)
     words += after
     verb = verb_of(SNAPSHOT, words)

@@ -201,7 +201,6 @@ class Resolver:
 
 
 def system_look_up(name: str) -> Found:
-    """Resolve a name by this host's resolver."""
     # Bytes: text would be encoded with IDNA once more, by a module that is imported for that.
     answers = socket.getaddrinfo(name.encode("ascii"), None, 0, socket.SOCK_STREAM)
     found = dict.fromkeys((answer[0], str(answer[4][0])) for answer in answers)

@@ -174,7 +174,6 @@ class Line:
         return {name: str(found[name]) for name in ("cert", "key")}
 
     def served(self, sandbox_id: str) -> Served | None:
-        """Return the host's record of a sandbox."""
         with self._lock:
             return self._served.get(sandbox_id)
 
@@ -415,7 +414,6 @@ class _Answer:
 
 
 def not_applied(refusal: str) -> NetworkPolicyError:
-    """The error for a policy that the egress process has refused."""
     return NetworkPolicyError(f"the policy was not applied: {refusal}")
 
 

@@ -163,8 +163,6 @@ async def part(reader: Reader) -> None:
 
 
 class _Passing:
-    """A request that was allowed, on its way."""
-
     def __init__(self, reader: Reader, head: RequestHead, site: Site, server: Stream) -> None:
         self._reader, self._head, self._site = reader, head, site
         self._server = Reader(server)

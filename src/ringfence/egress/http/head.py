@@ -64,7 +64,6 @@ class RequestHead(Model):
 
     @property
     def path(self) -> str:
-        """The target without its query."""
         return self.target.partition("?")[0]
 
     @property

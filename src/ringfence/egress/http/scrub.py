@@ -140,7 +140,6 @@ class Secrets(dict[str, str]):
 
     @cached_property
     def forms(self) -> Forms:
-        """How they may be written in an answer."""
         return Forms(form for value in self.values() for form in spellings(value))
 
 
@@ -164,7 +163,6 @@ class Scrubber:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes that can be passed on now."""
         if not self._held and not self._forms.occurrences(data):
             start = self._forms.possible_start(data)
             self._held += data[start:]

@@ -59,7 +59,6 @@ class Site:
 
     @property
     def has_secrets(self) -> bool:
-        """True if responses must be searched for secrets."""
         return bool(self._secrets)
 
     def scrubber(self) -> Scrubber:

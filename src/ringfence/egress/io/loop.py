@@ -119,7 +119,6 @@ class Loop:
     # -- running ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until `stop`."""
         global _running
         before, _running = _running, self
         try:
@@ -164,7 +163,6 @@ class Loop:
             self._run(self._soon.popleft())
 
     def close(self) -> None:
-        """Give the descriptor back."""
         self._epoll.close()
 
     def _patience_s(self) -> float:

@@ -155,7 +155,6 @@ class Share:
     # -- reading ------------------------------------------------------------------------------
 
     def open_fd(self, node: int, flags: int) -> int:
-        """A descriptor of a regular file."""
         directory, name = self.nodes.place(node)
         try:
             fd = os.open(name, flags | SAFE, dir_fd=directory)
@@ -167,7 +166,6 @@ class Share:
         return fd
 
     def fd_of(self, node: int, handle: int) -> int:
-        """A descriptor to read or write."""
         del handle
         fd = self._open.pop(node, -1)
         if fd < 0:

@@ -123,7 +123,6 @@ class View(Share):
             return _NOTHING  # gone meanwhile: who asks for it hears so
 
     def close(self) -> None:
-        """Let go of all files."""
         for fd in (*self._open.values(), self.nodes.root):
             os.close(fd)
 

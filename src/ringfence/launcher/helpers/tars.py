@@ -202,7 +202,6 @@ class Reader:
         return size
 
     def content(self) -> Iterator[bytes]:
-        """Yield the member's content in pieces."""
         while self._left > 0:
             data = self._read(min(self._left, _PIECE))
             self._left -= len(data)
@@ -273,7 +272,6 @@ class Reader:
         return member
 
     def _pass_over(self) -> None:
-        """Come to the next header."""
         left, self._left = self._left, 0
         while left > 0:
             left -= len(self._read(min(left, _BUFFER)))

@@ -84,7 +84,6 @@ class _Watcher:
             pass  # it went away, or is not ours to see
 
     def run(self) -> None:
-        """Tell, until the end."""
         self._say({"kind": "watching", "path": self._path})
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)

@@ -93,7 +93,6 @@ class LineEnd(Line):
             self._take_other(channel, kind)
 
     def _take_control(self, kind: bytes, data: bytes) -> None:
-        """A frame that belongs to no channel."""
         raise NotImplementedError
 
     def _take_unknown(self, kind: bytes, number: int, data: bytes) -> None:

@@ -140,7 +140,6 @@ class Steps:
         return at
 
     def text(self, content: str | bytes) -> int:
-        """Keep a path; its address."""
         data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
         return self.put(data + b"\0", 1)
 

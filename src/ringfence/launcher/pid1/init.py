@@ -51,8 +51,6 @@ _LOOPBACK = {4: (socket.AF_INET, "127.0.0.1"), 6: (socket.AF_INET6, "::1")}
 
 
 class Exec:
-    """A running process tree."""
-
     def __init__(self, number: int, reply: wire.Socket, deadline: float) -> None:
         self.number, self.reply, self.deadline = number, reply, deadline
         self.pid = 0

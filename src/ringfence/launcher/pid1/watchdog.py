@@ -42,7 +42,6 @@ class Watchdog:
 
     @property
     def is_on(self) -> bool:
-        """True if a limit has to be watched."""
         return bool(self._guards_all or (self._most and self._execs))
 
     def wait_s(self) -> float:

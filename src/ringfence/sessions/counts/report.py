@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def stats(manager: Manager) -> ManagerStats:
-    """Everything that is counted, at one moment."""
     counters, counts = manager.counters, manager.index.counts()
     hits, misses = counters["pool_hits"], counters["pool_misses"]
     active = counts[SessionState.ACTIVE]

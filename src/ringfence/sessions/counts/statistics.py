@@ -50,7 +50,6 @@ class Counters:
         self.creation, self.claim = Durations(), Durations()
 
     def add(self, event: str) -> None:
-        """It happened once more."""
         with self._lock:
             self._events[event] += 1
 

@@ -140,8 +140,6 @@ class BashTool(Protocol):
 
 
 class AsyncBashTool(Protocol):
-    """The same for asyncio and trio."""
-
     async def exec_command(self, command: str, guest_workspace: str = WORKSPACE) -> BashOutput: ...
 
     async def shutdown(self) -> None: ...

@@ -134,7 +134,6 @@ class _Collector:
         self.status = b""
 
     def expect(self, mark: bytes) -> None:
-        """A new command begins."""
         with self._changed:
             self._mark, self.status, self._held = mark, b"", b""
             self._stream = Stream()

@@ -80,7 +80,6 @@ class Build:
                 lease.release()
 
     def join(self) -> None:
-        """Wait until it has ended."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 

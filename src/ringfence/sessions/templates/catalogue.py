@@ -174,7 +174,6 @@ class Templates:
             )
 
     def used_bytes(self, owner: str) -> int:
-        """The size of an owner's layers and uploads."""
         layers = {each.snapshot: each.size_bytes for each in self.records.layers(owner)}
         return sum(layers.values()) + self.places.uploaded_bytes(owner)
 

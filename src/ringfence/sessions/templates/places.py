@@ -70,7 +70,6 @@ class Places:
         return path
 
     def has(self, owner: str, digest: str) -> bool:
-        """Return whether an owner has uploaded this."""
         return os.path.exists(self.path("uploads", short(owner), check_digest(digest, "digest")))
 
     def named(self, owner: str, name: str) -> str:

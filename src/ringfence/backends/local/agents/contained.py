@@ -125,7 +125,6 @@ class ContainedSandbox(GuestSandbox):
         } or None
 
     def host_id(self) -> int:
-        """Return the host uid of the sandbox's user."""
         with open(f"/proc/{self.pid}/uid_map", encoding="ascii") as file:
             return int(file.read().split()[1])
 

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
         crowded: int
 
         @property
-        def paused(self) -> bool:
-            """True while it is suspended."""
-            ...
+        def paused(self) -> bool: ...
 
         @property
         def ended_on_request(self) -> bool:
@@ -69,13 +67,9 @@ if TYPE_CHECKING:
             """How often something inside was killed for lack of memory."""
             ...
 
-        def no_directory(self, cwd: str, why: str) -> InvalidRequest:
-            """The error for a directory that nothing can start in."""
-            ...
+        def no_directory(self, cwd: str, why: str) -> InvalidRequest: ...
 
-        def forget(self, run: LocalExec) -> None:
-            """It has ended, or is no longer watched."""
-            ...
+        def forget(self, run: LocalExec) -> None: ...
 
         def lost_error(self) -> SandboxLost | LifecycleError:
             """Why nothing more can be learnt."""
@@ -206,7 +200,6 @@ class LocalExec(DrivenExec):
             return False
 
     def discard(self) -> None:
-        """Close one that never began."""
         self._problem = ExecNotStarted("the server was killed before the start")
         self.close()
 

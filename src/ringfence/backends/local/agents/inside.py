@@ -29,7 +29,6 @@ def first_inside(launcher: int, *, below: int = 1) -> int | None:
 
 
 def descendants(root: int) -> list[int]:
-    """By the parent that each process names."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -284,7 +284,6 @@ class Group:
         self._set_frozen(True)
 
     def thaw(self) -> None:
-        """Let them run again."""
         self._set_frozen(False)
 
     def _set_frozen(self, frozen: bool) -> None:

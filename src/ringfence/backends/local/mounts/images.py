@@ -105,7 +105,6 @@ class Held:
         return found
 
     def close(self) -> None:
-        """Let go of the files."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

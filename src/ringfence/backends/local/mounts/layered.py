@@ -91,7 +91,6 @@ class Layered:
         return Layered(self.ids, self.catalogue, lock, None)
 
     def close(self) -> None:
-        """Let go of the files."""
         if self._lock >= 0:
             fd, self._lock = self._lock, -1
             os.close(fd)

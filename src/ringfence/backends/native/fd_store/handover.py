@@ -196,14 +196,12 @@ class Handover(NoHandover):
             self._fd_store.change([], [(run.home_id, f"{handover_items.EXEC}{run.number}")])
 
     def change_paused(self, sandbox: LiveSandbox, paused: bool) -> None:
-        """Store whether the sandbox is suspended."""
         if paused:
             self._fd_store.change([Item(sandbox.id, handover_items.PAUSED, None, [])])
         else:
             self._fd_store.change([], [(sandbox.id, handover_items.PAUSED)])
 
     def end(self, sandbox: LiveSandbox) -> None:
-        """From here on nobody goes on with it."""
         for run in self._all_runs():
             if run.home_id == sandbox.id:
                 self._runs.pop((run.home_id, run.number), None)

@@ -238,7 +238,6 @@ class Prebuilder:
             self._discard(self._let_go(prebuilt))
 
     def drop(self) -> None:
-        """Discard the prebuilt sandbox if there is one."""
         with self._lock:
             if self._prebuilt is not None:
                 self._discard(self._let_go(self._prebuilt))
@@ -251,7 +250,6 @@ class Prebuilder:
                 self._discard(self._let_go(self._prebuilt))
 
     def discard(self, prebuilt: Complete) -> None:
-        """End one that was taken, unused."""
         with self._lock:
             self._discard(prebuilt)
 

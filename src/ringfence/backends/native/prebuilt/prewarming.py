@@ -48,7 +48,6 @@ class Prewarming:
         self._warm: dict[str, NativeWarm] = {}
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the unclaimed ones."""
         return tuple(self._warm)
 
     def kind_of(self, spec: SandboxSpec) -> Kind:
@@ -60,7 +59,6 @@ class Prewarming:
         return kind_of(spec, profile_named(spec.profile, self._backend.profiles))
 
     def prewarm(self, spec: SandboxSpec) -> NativeWarm:
-        """Prebuild a sandbox that can be claimed for `spec`."""
         with ExplainedFileLimit(), request(plain(spec), self._backend.profiles) as bare:
             return self._prewarm(bare, spec)
 
@@ -142,7 +140,6 @@ class Prewarming:
             each.discard()
 
     def discarded(self, ended: NativeWarm) -> None:
-        """Called by a warm sandbox that has ended."""
         ended.zygote.clear_up(ended.id, ended.directories, [])
         if ended.first_host_id:
             self._backend.host_ids().give_back(ended.first_host_id)
