@@ -146,7 +146,8 @@ def set_off(sandbox: Sandbox, name: str, timeout_s: float = TIMEOUT_S) -> str:
     bomb = sandbox.start(BOMBS[name], timeout_s=timeout_s, max_output_bytes=4096)
     result = bomb.wait(90)
     bomb.kill()  # what it left
-    assert _run_once_there_is_room(sandbox, ["echo", "alive"]).stdout == b"alive\n"
+    after = _run_once_there_is_room(sandbox, ["echo", "alive"])
+    assert after.stdout == b"alive\n", after
     told = [result.killed_by or ""] if not result.oom_killed else ["out of memory"]
     if _forks_refused(sandbox) > before:
         told.append("processes limit")

@@ -81,7 +81,7 @@ class Range:
             ):
                 how = set_off(sandbox, name)
         except (RingfenceError, AssertionError, OSError) as exc:
-            how = f"DIED: {exc!r}"[:160]
+            how = f"DIED: {exc!r}"[:600]
             print(f"{name}: {how}", flush=True)
         self.told[name][how] += 1
 

@@ -13,8 +13,12 @@ from . import looking
 from .execs import LOOK_S, Exec, Execs, send
 
 _EVERY_S = 0.05
-_FREED_S = 1.0
 _LOOKS = 20
+
+# gVisor frees the memory of ended processes in the background, on a busy host seconds later.
+_FREED_S = 5.0  # without any progress
+_PROGRESS_BYTES = 1 << 20
+_SLACK_BYTES = 32 << 20  # what others may use meanwhile: the host's limit has room for it
 
 
 class Watchdog:
@@ -27,8 +31,7 @@ class Watchdog:
     def __init__(self, execs: Execs, *, pids: int, memory_bytes: int) -> None:
         self._execs, self._pids, self._memory_bytes = execs, pids, memory_bytes
         self._next_look = 0.0
-        # gVisor frees the memory of who was killed a moment after: whoever starts then must not die for it.
-        self._freed_by, self._at_kill = 0.0, 0
+        self._freed_by, self._least, self._most = 0.0, 0, 0  # while memory is being freed
         self._is_half_full = False  # with processes: a bomb is at its limit for moments only
 
     @property
@@ -45,14 +48,15 @@ class Watchdog:
             self._next_look = run.started_ns / 1e9 + _EVERY_S - self._execs.unseen_s
 
     def look(self) -> None:
-        if not self._is_on or (now := time.monotonic()) < self._next_look:
+        if not self._is_on:
+            self._most = 0
+            return
+        if (now := time.monotonic()) < self._next_look:
             return
         self._bound_processes()
-        self._next_look, self._execs.unseen_s = (
-            now + (LOOK_S if self._is_half_full else _EVERY_S),
-            0.0,
-        )
         self._bound_memory()
+        is_soon = self._is_half_full or self._most
+        self._next_look, self._execs.unseen_s = now + (LOOK_S if is_soon else _EVERY_S), 0.0
 
     def settle(self) -> None:
         """Let there be no more processes than there may be, before somebody counts them."""
@@ -87,18 +91,34 @@ class Watchdog:
 
     def _bound_memory(self) -> None:
         used = self.used_bytes()
-        is_freed = time.monotonic() < self._freed_by and used <= self._at_kill
-        if used > self._memory_bytes and not is_freed:
-            self._freed_by, self._at_kill = time.monotonic() + _FREED_S, used
-            self._execs.kill(
-                max(self._execs.numbers(), key=self._resident), wire.KILLED_BY_MEMORY_WATCHDOG
-            )
+        if used <= self._memory_bytes:
+            self._most = 0
+            return
+        killed = {run.number for run in self._execs.running.values() if run.killed_by}
+        sizes = {
+            number: sum(map(looking.resident, self._execs.groups.members(number)))
+            for number in self._execs.numbers()
+            if number not in killed
+        }
+        living = sum(sizes.values()) + looking.resident(os.getpid()) + self.file_bytes()
+        if sizes and (living > self._memory_bytes or not self._is_freeing(used)):
+            self._most = 0
+            largest = max(sizes, key=sizes.__getitem__)
+            self._execs.kill(largest, wire.KILLED_BY_MEMORY_WATCHDOG)
+
+    def _is_freeing(self, used: int) -> bool:
+        """Return whether the excess may be of ended processes: living ones alone are below the limit."""
+        now = time.monotonic()
+        if not self._most or used < self._least - _PROGRESS_BYTES:
+            self._freed_by, self._least = now + _FREED_S, used
+            self._most = self._most or used + _SLACK_BYTES
+        return used <= self._most and now < self._freed_by
 
     def used_bytes(self) -> int:
         """Add up the memory of processes, and of files in the root."""
-        usage = os.statvfs("/")
-        files = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        return self._execs.groups.memory_bytes() + files
+        return self._execs.groups.memory_bytes() + self.file_bytes()
 
-    def _resident(self, number: int) -> int:
-        return sum(map(looking.resident, self._execs.groups.members(number)))
+    def file_bytes(self) -> int:
+        """Read how much files in the root take."""
+        usage = os.statvfs("/")
+        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize

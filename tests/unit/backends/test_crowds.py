@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.guest import looking
 from ringfence.guest import watchdog as watchdogs
 from ringfence.guest.execs import Exec, Execs
 from ringfence.guest.watchdog import Watchdog
@@ -66,30 +67,84 @@ def test_the_exec_whose_process_is_one_too_many_is_marked(
         assert newer.poll() is None
 
 
-def test_nobody_dies_for_memory_that_is_being_freed(
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of this machine write and remove some meanwhile."""
+    monkeypatch.setattr(Watchdog, "file_bytes", lambda _self: 0)
+
+
+LIMIT = 1 << 40  # more than any process here has
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("limit", [1, LIMIT])
+def test_only_memory_of_living_processes_has_one_killed_at_once(
+    pair: list[subprocess.Popen[bytes]], limit: int
+) -> None:
+    """gVisor frees that of the others later."""
+    groups, watchdog = _watching(pair[0], limit)
+
+    groups.used = LIMIT + 1
+    watchdog.look()
+    killed = watchdog._execs.running[1].killed_by
+
+    assert (wire.KILLED_BY_MEMORY_WATCHDOG if limit == 1 else wire.KILLED_BY_NOBODY) == killed
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("freed_s", "steps", "killed"),
+    [
+        (3600.0, (1, 1 << 20), False),
+        (3600.0, (1, 1 << 26), True),  # of a file in memory that no process has mapped
+        (0.0, (1, 1), True),
+        (0.0, (1 << 26, 1), False),  # some was freed
+        (0.0, (1, -1, 1), False),  # all was, and it is another's now
+    ],
+)
+def test_what_is_being_freed_may_be_so_for_a_while(
+    pair: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    freed_s: float,
+    steps: tuple[int, ...],
+    killed: bool,
+) -> None:
+    groups, watchdog = _watching(pair[0], LIMIT)
+    monkeypatch.setattr(watchdogs, "_FREED_S", 3600.0)
+
+    for step in steps:
+        groups.used = LIMIT + step
+        watchdog.look()
+        watchdog._freed_by += freed_s - 3600.0  # as if that much time had passed
+        time.sleep(watchdog.wait_s() or 0)
+
+    assert killed == bool(watchdog._execs.running[1].killed_by)
+
+
+@pytest.mark.usefixtures("files")
+def test_nobody_dies_for_one_that_is_being_killed(
     pair: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one was killed for it, the next only dies where more is used than then."""
-    monkeypatch.setattr(watchdogs, "_FREED_S", 3600.0)
-    files = os.statvfs("/")  # which others of this machine write and remove meanwhile
-    monkeypatch.setattr(os, "statvfs", lambda _path: files)
-    older, newer = pair
-    groups: Any = _Groups({1: [older.pid]})
+    dying, other = (each.pid for each in pair)
+    groups, watchdog = _watching(pair[0], LIMIT)
+    monkeypatch.setattr(
+        looking, "resident", {dying: LIMIT // 2, other: LIMIT // 2 + 2, os.getpid(): 0}.get
+    )
+    nobody: Any = None
+    running = watchdog._execs.running
+    running[1].killed_by = wire.KILLED_BY_TIMEOUT
+    running[2] = Exec(2, "sleep", 0, nobody, 0.0)
+    groups._members[2] = [other]
+
+    groups.used = LIMIT + 2
+    watchdog.look()
+
+    assert wire.KILLED_BY_NOBODY == running[2].killed_by
+
+
+def _watching(process: subprocess.Popen[bytes], limit: int) -> tuple[_Groups, Watchdog]:
+    groups: Any = _Groups({1: [process.pid]})
     execs = Execs(groups, counts_cpu=False)
     nobody: Any = None
     execs.running[1] = Exec(1, "sleep", 0, nobody, 0.0)
-    watchdog = Watchdog(execs, pids=9, memory_bytes=1)
-
-    groups.used = 1 << 40
-    watchdog.look()
-    assert -signal.SIGKILL == older.wait(30)
-    groups._members = {2: [newer.pid]}
-    execs.running = {2: Exec(2, "sleep", 0, nobody, 0.0)}
-    time.sleep(watchdog.wait_s() or 0)
-    watchdog.look()
-    assert newer.poll() is None
-
-    groups.used += 1
-    time.sleep(watchdog.wait_s() or 0)
-    watchdog.look()
-    assert -signal.SIGKILL == newer.wait(30)
+    return groups, Watchdog(execs, pids=9, memory_bytes=limit)
