@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox
+from ringfence.backends.gvisor import runsc
+from ringfence.errors import LifecycleError, SandboxLost
 from tests.features import require
 
 pytestmark = pytest.mark.full
@@ -94,3 +96,24 @@ def test_that_the_processes_limit_was_reached_is_told() -> None:
         sandbox.exec(["python3", "-c", COUNT, "64"])
 
         assert (None, 1) == (before, sandbox.stats().forks_refused)
+
+
+def test_a_sandbox_that_the_host_has_no_threads_for_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require("user namespaces")
+    require("runsc")
+    monkeypatch.setattr(runsc, "_most_of_the_host", lambda: 60)
+    with Sandbox.create(backend="gvisor", limits=Limits(pids=64)) as sandbox:
+        why = "may have 60 processes and threads of the host, and needed more for limits.pids=64"
+        with pytest.raises(SandboxLost, match=why):
+            sandbox.exec(["python3", "-c", COUNT, "64"])
+        with pytest.raises(LifecycleError, match=why):
+            sandbox.exec(["true"])
+
+
+def test_no_sandbox_may_have_most_ids_of_the_host_s_processes() -> None:
+    """Where `threads-max` is larger, a fork bomb would have them all: no program of the host's starts then."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+
+    assert runsc.host_pids(1 << 20) <= most // 4

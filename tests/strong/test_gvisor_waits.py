@@ -57,8 +57,10 @@ def test_what_it_says_of_that_is_not_why_it_ended() -> None:
         errors, b"W1 membarrier.go:48] membarrier(REGISTER) failed: not implemented\nno room\n" * 2
     )
     try:
-        assert "no room / no room" == last_words(errors, runsc.SAYS)
+        assert "no room / no room" == runsc.last_words(errors)
         assert "membarrier" in last_words(errors), "the control"
+        os.write(errors, b"panic: no thread\n\ngoroutine 1 [running]:\n" + b"stack\n" * 99)
+        assert "panic: no thread" == runsc.last_words(errors)
     finally:
         os.close(errors)
 

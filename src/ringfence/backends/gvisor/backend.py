@@ -16,7 +16,7 @@ from ..local.host.accounts import own_root_refused
 from ..local.host.facts import host, out_of_files
 from ..local.jailed.jails import Jails, ask_for_process_image, kill
 from ..local.jailed.saving import check_goes_on
-from ..local.launched import last_words, room_for_words
+from ..local.launched import appended_words
 from ..local.mounts import template
 from ..local.refusals import error_of
 from ..local.sizes import sizes
@@ -268,7 +268,7 @@ class GvisorBackend(Jails, Tenanted):
         memory: str,
         process_image: ProcessImage | None,
     ) -> GvisorSandbox:
-        errors = room_for_words("gvisor-says")
+        errors = appended_words("gvisor-says")
         ours, theirs = wire.socketpair()
         pidfd, sockets = -1, list[int]()
         try:
@@ -432,7 +432,7 @@ def _answered(control: wire.Socket, errors: int) -> tuple[bytes, list[int]]:
     try:
         return answer(control, _READY_S)
     except SandboxLost as exc:
-        said = last_words(errors, runsc.SAYS)
+        said = runsc.last_words(errors)
         raise IsolationError(
             f"gVisor did not start: {said or 'it exited without printing an error'}",
             hint="run `ringfence doctor` to see what this host allows",

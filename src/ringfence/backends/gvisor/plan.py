@@ -108,6 +108,7 @@ def make_plan(
             places.RUNSC,
             f"--root={places.STATE}",
             *runsc.flags(rootless=not host.trusted_root, network=not draft.spec.network.is_none),
+            *runsc.words,
             *(("restore", f"--image-path={places.SAVED}") if memory else ("run",)),
             "--bundle=/bundle",
             draft.id,

@@ -10,6 +10,7 @@ import subprocess
 
 from ...errors import BackendUnavailable
 from ...policy.seccomp import Condition, Rule
+from ..local import launched
 
 KERNEL_BYTES = 256 << 20  # the sentry and the gofer, with Go's idea of memory
 _KERNEL_PIDS = 4096
@@ -26,8 +27,12 @@ def host_pids(guest_pids: int) -> int:
 
 
 def _most_of_the_host() -> int:
-    with open("/proc/sys/kernel/threads-max", encoding="ascii") as file:
-        return int(file.read()) // 4
+    """A quarter: of threads, or of the ids that each thread needs one of, whichever there are fewer."""
+    found = []
+    for name in ("threads-max", "pid_max"):
+        with open(f"/proc/sys/kernel/{name}", encoding="ascii") as file:
+            found.append(int(file.read()))
+    return min(found) // 4
 
 
 # Waits for an RCU grace period take 5 to 20 ms each, and a sandbox starts `runsc` five times in a row. A
@@ -40,7 +45,7 @@ _REGISTER_PRIVATE_EXPEDITED = 1 << 4  # include/uapi/linux/membarrier.h
 NO_REGISTERING = Rule(
     ("membarrier",), "ENOSYS", (Condition(0, 32, 0xFFFF_FFFF, (_REGISTER_PRIVATE_EXPEDITED,)),)
 )
-SAYS = "] membarrier("  # in the line by which each start lets its standard error know
+_SAYS = "] membarrier("  # in the line by which each start lets its standard error know
 
 # A table of descriptors grows at the 65th and at the 257th, and the Sentry has both before its guest
 # has run once. It is born with a table of its parents' size.
@@ -59,6 +64,8 @@ _WANTED = {
     "file-access-mounts": "shared",
 }
 _AMPLE_FILES = 16 << 10
+_LAST_LINE = ("panic: ", "fatal error: ", "runtime: ")  # of Go: what follows are its stacks
+_NO_PROCESS = ("resource temporarily unavailable", "failed to create new OS thread")
 _RELEASE = re.compile(r"(?:release-)?(?:0\.0~)?(\d{8})")
 
 
@@ -79,6 +86,11 @@ class Runsc:
 
     def knows(self, flag: str) -> bool:
         return flag in self._known
+
+    @property
+    def words(self) -> list[str]:
+        """Flags that have the Sentry's last words go where those of the program that starts it do."""
+        return ["--panic-log=/proc/self/fd/2"] if self.knows("panic-log") else []
 
     def flags(self, *, rootless: bool, network: bool) -> list[str]:
         """Build the flags of every command.
@@ -121,6 +133,18 @@ def find(path: str | None = None) -> Runsc:
 
 
 _found: dict[tuple[str, int, int], Runsc] = {}
+
+
+def last_words(errors: int) -> str:
+    """Of the file that `Runsc.words` goes to: why the Sentry panicked, or else the end of it."""
+    text = os.pread(errors, launched.ROOM, 0).decode("utf-8", "replace")
+    panics = (line for line in text.splitlines() if line.startswith(_LAST_LINE))
+    return next(panics, "")[:1000] or launched.last_words(errors, _SAYS)
+
+
+def lacks_processes(said: str) -> bool:
+    """Return whether the host refused the Sentry a process or a thread."""
+    return any(reason in said for reason in _NO_PROCESS)
 
 
 def _first_of(places: tuple[str, ...]) -> str | None:

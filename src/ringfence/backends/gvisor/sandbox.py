@@ -15,7 +15,7 @@ from ..local.host.facts import host
 from ..local.jailed.jail_mounts import JailMounts
 from ..local.jailed.jailed import JailedSandbox
 from ..local.network import SandboxNetwork
-from . import places
+from . import places, runsc
 from .asked import NAME, NO_MEMORY, NO_MEMORY_OF_SOCKETS
 
 TYPE_CHECKING = False
@@ -128,6 +128,18 @@ class GvisorSandbox(JailedSandbox):
     def stand_still(self) -> StandStill:
         """For a moment in which nothing inside may change."""
         return StandStill(self, self._lock)
+
+    def _cause(self) -> str:
+        if (cause := super()._cause()) or self.errors < 0:
+            return cause
+        said = runsc.last_words(self.errors)
+        if not runsc.lacks_processes(said):
+            return f"gVisor: {said}" if said else ""
+        most, pids = runsc.host_pids(self.sizes.pids), self.sizes.pids
+        return (
+            f"gVisor may have {most} processes and threads of the host, and needed more for "
+            f"limits.pids={pids}; set a lower one"
+        )
 
     def _let_go(self) -> None:
         closing, self.errors = self.errors, -1

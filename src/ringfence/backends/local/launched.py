@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_ROOM = 1 << 20  # gVisor's last words, with every stack, are long
+ROOM = 1 << 20  # gVisor's last words, with every stack, are long
 _READ = 1 << 16
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -32,8 +32,15 @@ def room_for_words(name: str) -> int:
     of a sandbox counts what its user has written to a file of ours.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, _ROOM)
+    os.ftruncate(fd, ROOM)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def appended_words(name: str) -> int:
+    """A file for them that several processes open and write to, of a program that has as large files anyway."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
     return fd
 
 
@@ -43,7 +50,7 @@ def last_words(errors: int, *idle: str) -> str:
     Args:
         idle: A line with one of these in it says nothing of how it ended.
     """
-    text = os.pread(errors, _ROOM, 0).rstrip(b"\0")[-_READ:]
+    text = os.pread(errors, ROOM, 0).rstrip(b"\0")[-_READ:]
     said = text.decode("utf-8", "replace").splitlines()
     lines = [
         line.strip() for line in said if line.strip() and not any(word in line for word in idle)

@@ -211,14 +211,18 @@ class LocalSandbox(Comparable):
                 f"the sandbox was ended: {self.ended_because}",
                 hint="create a new one, with a higher limit",
             )
-        if self._state is State.TERMINATED:
+        if self._state is State.TERMINATED and not self._how_it_ended:
             return SandboxLost("the sandbox was terminated during the operation")
-        return SandboxLost(
-            f"the sandbox ended unexpectedly{self._out_of_memory()}", hint="create a new sandbox"
-        )
+        how = self._how_it_ended or self._unexpectedly()
+        return SandboxLost(f"the sandbox {how}", hint="create a new sandbox")
 
-    def _out_of_memory(self) -> str:
-        return ": the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
+    def _unexpectedly(self) -> str:
+        why = self._cause()
+        return f"ended unexpectedly: {why}" if why else "ended unexpectedly"
+
+    def _cause(self) -> str:
+        """Find why it ended by itself; empty where nothing tells."""
+        return "the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
 
     def _is_gone(self) -> bool:
         with self._fds_lock:
@@ -244,7 +248,8 @@ class LocalSandbox(Comparable):
             looks: Whether it has ended by itself; False where what is sent to it will tell.
         """
         if (self.state if looks else self._state) is State.TERMINATED:
-            message = f"{verb}: the sandbox is terminated{self._how_it_ended}"
+            how = f", it {self._how_it_ended}" if self._how_it_ended else ""
+            message = f"{verb}: the sandbox is terminated{how}"
             raise LifecycleError(message, hint="create a new one")
         if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
             raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
@@ -300,7 +305,7 @@ class LocalSandbox(Comparable):
             was_suspended = self._state is State.SUSPENDED
             self.ended_on_request = not (self._unwatched or self._is_gone())
             if not self.ended_on_request:
-                self._how_it_ended = f", it ended unexpectedly{self._out_of_memory()}"
+                self._how_it_ended = self._unexpectedly()
             self._about_to_end()
             self._state = State.TERMINATED
             self._end(was_suspended)
