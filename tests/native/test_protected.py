@@ -10,6 +10,7 @@ import pytest
 
 from ringfence import Mount
 from ringfence.model.mount import READ_WRITE
+from ringfence.policy.protected import DEFAULTS, MAY_BE_MADE, WHERE
 from tests.native.conftest import MakeSandbox
 
 IDENTITY = {
@@ -50,6 +51,42 @@ def repo(tmp_path: Path) -> Path:
     ):
         assert git(path, *line.split()).returncode == 0
     return path
+
+
+# Makes or changes each as a file, as a directory with a file in it, and by moving another there.
+OVERWRITE = """
+import os, sys
+for name in sys.argv[1:]:
+    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+    for path in (name, name + "/planted"):
+        try:
+            open(path, "ab").write(b"planted")
+            print(name)
+        except OSError: pass
+    try:
+        open("mine", "w").close()
+        os.rename("mine", name)
+        print(name)
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("unprotect", [(), ("all",)])
+def test_each_name_stays_as_it_is(
+    make: MakeSandbox, repo: Path, unprotect: tuple[str, ...]
+) -> None:
+    (repo / ".hg").mkdir()
+    for name in WHERE.values():
+        if name != ".hg":
+            (repo / name).touch()
+    for name in MAY_BE_MADE[1:]:
+        (repo / name).mkdir()
+    sandbox = make(mounts=[Mount("/repo", str(repo), READ_WRITE)], unprotect=unprotect)
+
+    result = sandbox.exec(["python3", "-c", OVERWRITE, *DEFAULTS], cwd="/repo")
+
+    assert not result.stderr
+    assert set(DEFAULTS if unprotect else ()) == set(result.stdout_text.split())
 
 
 def test_ordinary_work_goes_on(make: MakeSandbox, repo: Path) -> None:
