@@ -19,6 +19,7 @@ from ringfence.egress.host import client
 from ringfence.errors import InvalidRequest, ResourceExhausted, SandboxLost
 from ringfence.model import capabilities as can
 from ringfence.model.acquire import AcquireOptions
+from ringfence.sessions import liveness
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.native.outside import cgroups_of, init_pid, pids_with, until
@@ -303,6 +304,23 @@ def test_who_waits_gets_the_next_one(make_manager: MakeManager) -> None:
         lease.release()
 
         assert waiting.result(20).sandbox.exec(["true"]).ok
+
+
+def test_a_draining_manager_makes_nothing_new_and_ends_nothing(make_manager: MakeManager) -> None:
+    """A claim takes no slot: a warm sandbox must be gone before anybody may believe that none is left."""
+    manager = warmed(make_manager(pool=WARM, max_sandboxes=4, max_waiting=1, wait_s=20))
+    lease = manager.acquire(client_id="ann")
+
+    assert not liveness.drain(manager, draining=True)
+
+    assert until(lambda: not liveness.drain(manager, draining=True) and not manager.pool.size)
+    with pytest.raises(ResourceExhausted, match="drains"):
+        manager.acquire(client_id="bob")
+    assert lease.sandbox.exec(["true"]).ok
+    lease.release()
+    assert until(lambda: liveness.drain(manager, draining=True))
+    assert not liveness.drain(manager, draining=False)
+    assert manager.acquire(client_id="bob").sandbox.exec(["true"]).ok
 
 
 def test_what_is_warm_survives_the_zygote_s_end_as_new_ones(

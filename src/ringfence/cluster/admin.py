@@ -10,8 +10,9 @@ import sys
 import time
 
 from ..errors import BackendUnavailable, NotFound, ServerUnreachable
-from . import node
+from . import node, scaler
 from .directory import Directory
+from .scaling import BY_OPERATOR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def drain(directory: Directory, tag: str, *, draining: bool = True) -> None:
     if directory.get(f"node/{tag}") is None:
         raise NotFound(f"no node {tag!r}", hint="`ringfence nodes` lists them")
     key = f"drain/{tag}"
-    directory.put(key, b"1") if draining else directory.remove(key)
+    directory.put(key, BY_OPERATOR.encode()) if draining else directory.remove(key)
 
 
 def down(directory: Directory) -> int:
@@ -108,6 +109,7 @@ def down(directory: Directory) -> int:
     """
     import ray
 
+    scaler.end(directory.name)
     actors = []
     for ray_id in directory.ray_nodes():
         try:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _BYTES = ("digest", "old_digest")
-_CONNECT_S = 10.0
+HEAD = "node:__internal_head__"
+"""The resource that Ray's head alone has."""
 
 
 def connect(address: str, name: str) -> Directory:
@@ -176,6 +177,16 @@ class Directory:
             each["NodeID"]: (each["NodeManagerAddress"], each["NodeManagerPort"])
             for each in self._ask(ray.nodes)
             if each["Alive"]
+        }
+
+    def heads(self) -> set[str]:
+        """Ids of Ray's nodes that are its head: one, while it lives."""
+        import ray
+
+        return {
+            each["NodeID"]
+            for each in self._ask(ray.nodes)
+            if each["Alive"] and HEAD in each["Resources"]
         }
 
 

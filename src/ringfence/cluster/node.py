@@ -22,12 +22,12 @@ import time
 
 from ..daemon import succession
 from ..daemon.config import SOCKET
-from ..daemon.membership import LEASE, SECRET
+from ..daemon.membership import ADDRESSES, DRAIN, DRAINED, LEASE, SECRET
 from ..errors import RingfenceError
 from ..images.store import ImageStore
 from ..model.places import state_directory
 from .directory import Directory, namespace_of
-from .nodes import machine
+from .nodes import await_gateways, machine
 from .tls import identity
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ _CHANGES_BEATS = 20  # after a daemon's start; by then every gateway knows the n
 _FACTS_S = 15.0  # between two looks at what changes seldom
 _MOST_SHOWN = 2000  # sandboxes of which a gateway can tell something once they are lost
 _MOST_WHY = 1000
-_CERTIFICATE, _KEY, _ADDRESSES = "node.pem", "node.key", "addresses.json"
+_CERTIFICATE, _KEY = "node.pem", "node.key"
 _PASSING = (
     RingfenceError,
     OSError,
@@ -94,6 +94,7 @@ class Node:
     def __init__(self, name: str, ray_id: str) -> None:
         count = Directory(name).config().get("shards") or _shards()
         self._shards = [Shard(name, ray_id, i, count) for i in range(count)]
+        self._release = threading.Lock()  # asked for again and again until it is done
 
     def tag(self) -> str:
         """The first shard's name in ids."""
@@ -103,6 +104,15 @@ class Node:
         """End every shard's daemon with its sandboxes, and be no node any more."""
         for each in self._shards:
             each.stop()
+
+    def release(self) -> None:
+        """End every shard, of which none has a sandbox, and then this actor, so that Ray may end the node."""
+        import ray
+
+        if all(e.is_empty() for e in self._shards) and self._release.acquire(blocking=False):
+            if not all(each.release() for each in self._shards):
+                os._exit(1)  # one was told to go on meanwhile: Ray starts this actor anew
+            ray.actor.exit_actor()
 
 
 class Shard:
@@ -119,12 +129,14 @@ class Shard:
         self._raylet = os.getppid()
         self._beat, self._facts_at, self._started_at = 0, 0.0, 0
         self._changed: dict[str, bytes] = {}
+        self._drains = False
         self._facts: dict[str, Any] = {}
         self._listed: list[dict[str, Any]] = []
         self._ended, self._lock = threading.Event(), threading.Lock()
         # Of this Ray node there was a daemon before, if the actor is here for the second time.
         self._tag_key = f"tag/{ray_id}/{index}" if index else f"tag/{ray_id}"
-        first = hashlib.sha256(f"{ray_id}/{index}".encode()).hexdigest() if index else ray_id
+        # Ray's own ids may have a common beginning: those of its fake provider do.
+        first = hashlib.sha256(f"{ray_id}/{index}".encode()).hexdigest()
         self._tag = (self._directory.get(self._tag_key) or b"").decode() or first[:8]
         self._directory.put(f"claim/{self._tag}", b"")
         self._sweep()
@@ -154,6 +166,25 @@ class Shard:
         self._thread.join(_ANSWER_S)
         with self._lock:
             self._end()
+
+    def release(self) -> bool:
+        """End the daemon, which drains, once every gateway knows that it is gone; False: it has a sandbox."""
+        with self._lock:
+            if not self.is_empty():
+                return False
+            self._ended.set()
+        self._thread.join(_ANSWER_S)
+        with self._lock:
+            self._directory.put_first(f"lost/{self._tag}", f"{time.time()} released".encode())
+            await_gateways(self._directory)
+            for kind in ("drain", "list", "claim"):
+                self._directory.remove(f"{kind}/{self._tag}")
+            self._end()
+        return True
+
+    def is_empty(self) -> bool:
+        """Return whether the daemon drains, has no sandbox and makes none."""
+        return self._drains and os.path.exists(os.path.join(self._place, DRAINED))
 
     # -- its life -------------------------------------------------------------------------------
 
@@ -191,6 +222,7 @@ class Shard:
         if self._directory.get(f"lost/{self._tag}") is not None:
             self._become_another()
         self._heard_at = time.monotonic()
+        self._drains = self._directory.get(f"drain/{self._tag}") is not None
         os.makedirs(self._place, mode=0o700, exist_ok=True)
         try:
             state = self._state()
@@ -231,7 +263,8 @@ class Shard:
     def _renew(self) -> None:
         path = os.path.join(self._place, LEASE)
         with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write(f"{os.getpid()}-{time.monotonic_ns()}")
+            drain = DRAIN.decode() if self._drains else ""
+            file.write(f"{os.getpid()}-{time.monotonic_ns()}{drain}")
         os.rename(f"{path}.new", path)
 
     def _serves(self) -> bool:
@@ -250,6 +283,8 @@ class Shard:
 
         place = self._place
         certificate, key = identity(self._directory)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(place, DRAINED))
         self._write(SECRET, self._directory.secret())
         self._write(_CERTIFICATE, certificate.encode())
         self._write(_KEY, key.encode())
@@ -288,7 +323,6 @@ class Shard:
             return
         self._started_at, self._changed = self._beat, {}
         self._directory.remove(f"trouble/{self._tag}")
-        self._write(_ADDRESSES, started.stdout)
 
     # -- how it is ------------------------------------------------------------------------------
 
@@ -312,12 +346,13 @@ class Shard:
             "max_sandboxes": stats["max_sandboxes"],
             "waiting": stats["waiting"],
             "warm": {"default": stats["pool_size"]},
-            "is_draining": self._directory.get(f"drain/{self._tag}") is not None,
+            "is_draining": self._drains,
+            "is_empty": self.is_empty(),
         }
 
     def _address(self) -> str:
-        with open(os.path.join(self._place, _ADDRESSES), encoding="utf-8") as file:
-            found: list[str] = json.load(file)["listening"]
+        with open(os.path.join(self._place, ADDRESSES), encoding="utf-8") as file:
+            found: list[str] = json.load(file)
         return found[-1]
 
     def _learn(self) -> dict[str, Any]:
@@ -330,10 +365,18 @@ class Shard:
             "tiers": sorted({tier for each in usable for tier in each["tiers"]}),
             "backends": [each["backend"] for each in usable],
             "images": _images(),
+            "keeps": self._keeps(),
             "labels": {
                 key: value for key, value in labels.items() if not key.startswith("ray.io/")
             },
         }
+
+    def _keeps(self) -> bool:
+        """Return whether snapshots or templates of clients would be lost with this node."""
+        kept = ["/v1/templates"]
+        if not self._config.get("snapshot_store"):
+            kept.append("/v1/snapshots?limit=1")
+        return any(self._get(each)["items"] for each in kept)
 
     def _tell_of_sandboxes(self) -> None:
         """Keep in the directory what is said of the sandboxes should the node be lost."""

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from ..daemon.membership import Scaling
 from ..errors import RingfenceError, SandboxLost, ServerUnreachable
-from .placement import Fleet, NodeState, rendezvous
+from .placement import PACK, Fleet, NodeState, rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,11 +97,17 @@ class Lost:
     sandboxes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+class NoNodes(ServerUnreachable):
+    """None answers now: nothing was sent to any."""
+
+
 class Nodes:
     """All nodes. Read on the event loop; `look` runs in a thread, twice a second.
 
     Attributes:
         gateway: A name of this gateway, of which the store has a beat.
+        waiting: Creates that wait here for a node.
+        may_grow: Whether Ray is asked for a node where none has room.
     """
 
     def __init__(self, directory: Directory, start: Callable[[str], Any]) -> None:
@@ -117,12 +124,16 @@ class Nodes:
         self._shares_snapshots = bool(config.get("snapshot_store"))
         manager = config.get("manager", {})
         self._most_of_client: int | None = manager.get("max_of_client")
+        scaling = config.get("scaling")
+        self._scaling = None if scaling is None else Scaling.from_json(scaling)
+        self.waiting, self.may_grow = 0, False
 
     # -- looking --------------------------------------------------------------------------------
 
     def look(self) -> None:
         ray_nodes = self._directory.ray_nodes()
-        self._start_actors(ray_nodes)
+        released = {key.removeprefix("released/") for key in self._directory.list("released/")}
+        self._start_actors(ray_nodes.keys() - released)
         lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}
         now = time.monotonic()
         for text in self._directory.many("node/").values():
@@ -130,7 +141,7 @@ class Nodes:
             tag = form["node"]
             known = self._known.get(tag)
             if tag in lost:
-                self._lose(tag, "the cluster gave it up")
+                self._lose(tag, "")
             elif form["ray_id"] not in ray_nodes:
                 self._give_up(tag, "its Ray node is gone")
             elif known is None:
@@ -140,9 +151,13 @@ class Nodes:
             elif now - known.heard_at > SILENT_S:
                 self._judge(known, ray_nodes[form["ray_id"]], now - known.heard_at)
         for tag in lost - self._lost.keys():
-            self._lose(tag, "the cluster gave it up")
+            self._lose(tag, "")
         self._beats += 1
-        self._directory.put(f"gateway/{self.gateway}", str(self._beats).encode())
+        told = f"{self._beats} {self.waiting}"
+        self._directory.put(f"gateway/{self.gateway}", told.encode())
+        if self._scaling is not None:
+            state = json.loads(self._directory.get("scale") or b"{}")
+            self.may_grow = state.get("may_grow", False)
         self._rank()
         self._looked_at = now
         found = self._directory.many("trouble/")
@@ -190,12 +205,19 @@ class Nodes:
         if tag not in self._lost:
             found = json.loads(self._directory.get(f"list/{tag}") or b"[]")
             sandboxes = {each[name]: each for each in found for name in ("id", "session_id")}
+            why = why or self._why_lost(tag)
             self._lost[tag] = Lost(tag, why, sandboxes)
-            logger.warning("node %s is lost with %d sandboxes: %s", tag, len(found), why)
+            level = logging.WARNING if found else logging.INFO
+            logger.log(level, "node %s is gone with %d sandboxes: %s", tag, len(found), why)
             while len(self._lost) > _MOST_LOST:
                 del self._lost[next(iter(self._lost))]
         # Last: who asks meanwhile, on the event loop, must find it here or there.
         self._known.pop(tag, None)
+
+    def _why_lost(self, tag: str) -> str:
+        """Read why a node was given up."""
+        value = (self._directory.get(f"lost/{tag}") or b"").decode()
+        return value.partition(" ")[2] or "the cluster gave it up"
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -232,6 +254,11 @@ class Nodes:
         """The caller with the lower of its key's bound of sandboxes and that of every client."""
         bounds = [each for each in (caller.max_sandboxes, self._most_of_client) if each is not None]
         return replace(caller, max_sandboxes=min(bounds, default=None))
+
+    @property
+    def wait_s(self) -> float:
+        """How long a create waits for a node that was asked for."""
+        return self._scaling.wait_s if self._scaling is not None and self.may_grow else 0.0
 
     def troubles(self) -> str:
         """Say which nodes' daemons do not start, and why; empty where all do."""
@@ -272,7 +299,7 @@ class Nodes:
     def _none(self) -> RingfenceError:
         # Paths of a host are for its operators: they are in the gateway's log, and `ringfence nodes`.
         hint = "`ringfence nodes` lists them; try again"
-        return ServerUnreachable("the cluster has no node that answers", hint=hint)
+        return NoNodes("the cluster has no node that answers", hint=hint)
 
     def choose(self, need: Need) -> Known:
         """Choose a node for a new sandbox.
@@ -282,6 +309,8 @@ class Nodes:
             ServerUnreachable: There is no node at all.
         """
         fleet = self._fleet
+        if self._scaling is not None:  # others get empty, and are released
+            need = replace(need, strategy=PACK)
         while len(fleet):
             chosen = fleet.choose(need, self._random)
             if (known := self._known.get(chosen.node_id)) is None:
@@ -333,6 +362,21 @@ async def keep_reading(keys: KeyRing, changed: Callable[[], None]) -> None:
                 await loop.run_in_executor(None, changed)
                 version = found
         await asyncio.sleep(KEYS_S)
+
+
+def await_gateways(directory: Directory) -> None:
+    """Return once every gateway has looked anew at all that the directory has now, or is silent."""
+    began, first = time.monotonic(), _beats(directory)
+    while time.monotonic() - began < SILENT_S:
+        now = _beats(directory)
+        # The first look that ends after this began may have read before it.
+        if all(now.get(name, beat + 2) >= beat + 2 for name, beat in first.items()):
+            return
+        time.sleep(LOOK_S / 2)
+
+
+def _beats(directory: Directory) -> dict[str, int]:
+    return {name: int(told.split()[0]) for name, told in directory.many("gateway/").items()}
 
 
 def probe(host: str, port: int) -> str:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from ..api.access import gateways
 from ..api.access.caller import USER
-from ..errors import RingfenceError, ServerUnreachable
+from ..errors import ResourceExhausted, RingfenceError, ServerUnreachable
 from ..model.base.ids import node_of
 from .bindings import Binding
+from .nodes import LOOK_S, NoNodes
 from .placement import Need
 from .proxy import note_made, send_whole
 from .upstream import NotSent
@@ -36,6 +37,8 @@ WAIT_S = 10.0
 """For a node whose daemon is being started again."""
 AGAIN_S = 0.1
 _TRIES = 3
+_MOST_WAITING = 1000
+"""Creates that wait at a gateway for a node; the next one is refused."""
 _MADE = gateways.MADE.encode()
 _FULL = (422, 503)
 """Answers to a create that another node may answer otherwise: no backend, no room."""
@@ -85,13 +88,60 @@ class Placer:
         inbound.caller = self._nodes.bounded(inbound.caller)
         placing.names = [each for each in placing.names if each]
         async with self._turns.of(inbound.caller, placing.names):
-            placing.has = await self._counts(inbound)
-            until = time.monotonic() + WAIT_S
-            while (answer := await self._try(placing, until)) is None:
-                pass
+            answer = await self._placed(placing)
         note_made(inbound.scope, answer[1])
         await send_whole(inbound, *answer)
         return answer
+
+    async def _placed(self, placing: Placing) -> Whole:
+        """Ask nodes until one answers; where none has room, wait for one that Ray is asked for."""
+        began, waits = time.monotonic(), 0
+        try:
+            while (answer := await self._ask(placing, began)) is None:
+                self._nodes.waiting += 1 - waits
+                waits = 1
+                await self._free(placing)
+                await self._pause(placing.inbound)
+            return answer
+        finally:
+            self._nodes.waiting -= waits
+
+    async def _ask(self, placing: Placing, began: float) -> Whole | None:
+        """Ask nodes until one answers; None: none has room, and another one may come."""
+        placing.has = await self._counts(placing.inbound)
+        until = time.monotonic() + WAIT_S
+        try:
+            while (answer := await self._try(placing, until)) is None:
+                pass
+        except (ResourceExhausted, NoNodes):
+            if self._may_wait(placing, began):
+                return None
+            raise
+        return None if _is_full(answer) and self._may_wait(placing, began) else answer
+
+    def _may_wait(self, placing: Placing, began: float) -> bool:
+        is_over = time.monotonic() - began > self._nodes.wait_s
+        return not (is_over or placing.near or placing.node or self._nodes.waiting >= _MOST_WAITING)
+
+    async def _free(self, placing: Placing) -> None:
+        """Forget what has refused: a named request would go there for ever."""
+        for name in placing.names:
+            if await self.bound(name) in placing.tried:
+                await self._call(self._directory.remove, f"bind/{name}")
+        placing.tried, placing.refused = set(), None
+
+    async def _pause(self, inbound: Inbound) -> None:
+        """Wait until another try is worth it.
+
+        Raises:
+            ServerUnreachable: The client went away.
+        """
+        leaving = asyncio.ensure_future(inbound.receive())
+        try:
+            if (await asyncio.wait((leaving,), timeout=LOOK_S))[0]:
+                raise ServerUnreachable("the client went away")
+        finally:
+            leaving.cancel()
 
     async def _try(self, placing: Placing, until: float) -> Whole | None:
         """Ask one node; None: to be tried again, there or elsewhere."""
@@ -118,6 +168,7 @@ class Placer:
             placing.tried.add(node.tag)
             if await self._unbind(placing.names, node):
                 return None
+        placing.tried.add(node.tag)
         await self._note(placing.names, node, whole[1])
         return whole
 
@@ -246,13 +297,21 @@ async def read_whole(receive: Any) -> bytes:
             return b"".join(pieces)
 
 
+def _is_full(answer: Whole) -> bool:
+    """Return whether a node has refused for want of room."""
+    return answer[0] == 503 and _code(answer[2]) in ("resource_exhausted", 503)
+
+
+def _code(content: bytes) -> object:
+    try:
+        return json.loads(content).get("code")
+    except (ValueError, AttributeError):
+        return None
+
+
 def _is_elsewhere(content: bytes) -> bool:
     """Return whether another node may do what this one has refused."""
-    try:
-        code = json.loads(content).get("code")
-    except (ValueError, AttributeError):
-        return False
-    return code in _ELSEWHERE
+    return _code(content) in _ELSEWHERE
 
 
 __all__ = ["Placer", "Placing", "id_name", "key_name", "read_whole"]

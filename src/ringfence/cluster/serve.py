@@ -18,7 +18,7 @@ from ..daemon import logs
 from ..daemon.serve import have_many_files, run, settings_of
 from ..errors import InvalidRequest
 from ..model.places import state_directory
-from . import node
+from . import node, scaler
 from .bindings import keep_pruning
 from .directory import KeyRing, connect
 from .gateway import Behind, Gateway, GatewayService
@@ -83,6 +83,8 @@ def serve(
         store: Any = _Store(keys)
         service = GatewayService(store, settings_of(config), audit)
         stack.callback(service.thread_pools.close)
+        if directory.config().get("scaling"):
+            scaler.ensure(name)
         nodes = Nodes(directory, lambda ray_id: node.ensure(name, ray_id))
         pool = Pool(client_context(identity(directory)[0]))
         behind = Behind(service, directory, nodes, Proxy(pool, directory.secret()))

@@ -15,7 +15,7 @@ from ..model.places import state_directory
 from ..policy.host_networks import HostNetworks
 from ..sessions.config import ManagerConfig
 from .logs import LEVELS
-from .membership import Membership
+from .membership import Membership, Scaling
 from .sockets import check_address
 
 TYPE_CHECKING = False
@@ -53,6 +53,7 @@ class DaemonConfig(Model):
             four processors.
         snapshot_store: In a cluster: where snapshots outlive their node, as fsspec reads it: a directory
             that all nodes share, or `s3://BUCKET/PREFIX`; empty for none.
+        scaling: In a cluster: how it asks Ray for nodes and releases them; None: it does neither.
         log_level: `debug` has every request, `info` what happens to sandboxes, `warning` what was refused.
     """
 
@@ -73,6 +74,7 @@ class DaemonConfig(Model):
     membership: Membership | None = None
     shards: int = 0
     snapshot_store: str = ""
+    scaling: Scaling | None = None
     log_level: str = "info"
     bounds: Bounds = field(default_factory=Bounds)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
@@ -117,6 +119,7 @@ class DaemonConfig(Model):
         return {
             "e2b": E2BSettings.from_json,
             "membership": Membership.from_json,
+            "scaling": Scaling.from_json,
             "manager": ManagerConfig.from_json,
             "bounds": Bounds.from_json,
             "most": Ceilings.from_json,

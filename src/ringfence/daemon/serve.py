@@ -11,11 +11,12 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from ..backends.registry import DEFAULT
 from ..errors import BackendUnavailable, InvalidRequest, RingfenceError
 from ..linux.malloc import M_ARENA_MAX, mallopt
-from .membership import hold_lease, read_secret
+from .membership import hold_lease, read_secret, write_addresses
 from .succession import LEAVE
 
 TYPE_CHECKING = False
@@ -253,6 +254,9 @@ def run(
 
     async def main() -> None:
         servers = [server(tls) for _, tls in held.listeners]
+        addresses = [address(sock, tls) for sock, tls in held.listeners]
+        if config.membership:
+            write_addresses(config.state_dir, addresses)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, LEAVE):
             loop.add_signal_handler(signum, _stop, servers, told, signum)
@@ -263,10 +267,11 @@ def run(
         ]
         while not all(each.started for each in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.005)
-        ready([address(sock, tls) for sock, tls in held.listeners])
+        ready(addresses)
         others = [give_back(), *beside()]
         if config.membership:
-            others.append(hold_lease(config.membership, config.state_dir))
+            drain = partial(_drain, app.state.service.manager)
+            others.append(hold_lease(config.membership, config.state_dir, drain))
         running = [asyncio.ensure_future(each) for each in others]
         await asyncio.gather(*tasks)
         for each in running:
@@ -276,6 +281,12 @@ def run(
 
     uvloop.run(main())
     return told == [LEAVE]
+
+
+def _drain(manager: SessionManager, draining: bool) -> bool:
+    from ..sessions import liveness
+
+    return liveness.drain(manager, draining=draining)
 
 
 def _reload(app: FastAPI) -> None:

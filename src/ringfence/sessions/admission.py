@@ -19,6 +19,7 @@ class Slots:
 
     def __init__(self, most: int, max_waiting: int, wait_s: float) -> None:
         self.most, self._max_waiting, self._wait_s = most, max_waiting, wait_s
+        self._drains = False
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
         self.taken = self.refused = 0
@@ -31,7 +32,7 @@ class Slots:
     def try_take(self) -> bool:
         """Take a free slot if no other caller waits for one."""
         with self._changed:
-            if self.taken >= self.most or self._queue:
+            if self._drains or self.taken >= self.most or self._queue:
                 return False
             self.taken += 1
             return True
@@ -48,6 +49,7 @@ class Slots:
             ResourceExhausted: None came free in time, or too many wait already. Try again later.
         """
         with self._changed:
+            self._check_open()
             if self.taken < self.most and not self._queue:
                 self.taken += 1
                 return
@@ -68,11 +70,23 @@ class Slots:
         while self.taken >= self.most or self._queue[0] is not ticket:
             if self._closed:
                 raise LifecycleError("the session manager is closed")
+            self._check_open()
             left = deadline - time.monotonic()
             if left <= 0:
                 self.refused += 1
                 raise self._full(f"and none became free within {self._wait_s:g} s")
             self._changed.wait(left)
+
+    def drain(self, *, draining: bool) -> bool:
+        """Refuse every caller from now on, or no longer; return whether no slot is taken then."""
+        with self._changed:
+            self._drains = draining
+            self._changed.notify_all()
+            return draining and not self.taken
+
+    def _check_open(self) -> None:
+        if self._drains:
+            raise ResourceExhausted("this server drains", hint="use another one")
 
     def _full(self, more: str) -> ResourceExhausted:
         text = f"all {self.most} sandboxes are in use {more}".rstrip()

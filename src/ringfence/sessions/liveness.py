@@ -88,6 +88,17 @@ def tidy(manager: Manager) -> None:
     manager.pool.wake()
 
 
+def drain(manager: Manager, *, draining: bool) -> bool:
+    """Make nothing new, or again; return whether nothing is left, nor being made, on a draining server.
+
+    A claim of a warm sandbox takes no slot of its own: so the pool is emptied.
+    """
+    is_empty = manager.slots.drain(draining=draining)
+    while draining and (pooled := manager.pool.take_any()) is not None:
+        manager.maker.discard(pooled, "drained")
+    return is_empty
+
+
 def save(manager: Manager) -> None:
     """Have durable backends save what the end of this process would lose."""
     for backend in manager.maker.backends.values():
