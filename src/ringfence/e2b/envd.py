@@ -25,8 +25,9 @@ from ..errors import (
     RingfenceError,
 )
 from ..model.files import DIRECTORY
+from ..sessions import liveness
 from . import filesystem, metadata, multipart, processes
-from .call import ApiError, Call, Route
+from .call import ApiError, Call, Route, not_running
 from .paths import absolute
 from .rpc import user_of
 
@@ -231,8 +232,10 @@ def _settle_mode(file: BinaryIO) -> None:
             os.fchmod(file.fileno(), stat.S_IMODE(mode))
 
 
-async def health(_call: Call) -> Response:
-    """Say that the sandbox runs."""
+async def health(call: Call) -> Response:
+    """Say that the sandbox runs; one that has ended by itself does not."""
+    if await call.call(liveness.notice_loss, call.service.manager, call.inside):
+        raise not_running(call.inside.sandbox_id)
     return Response(status_code=204)
 
 

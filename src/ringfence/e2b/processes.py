@@ -205,10 +205,10 @@ def _end(run: Run) -> dict[str, Any]:
     if problem is not None and problem.code not in _ENDED:
         raise problem.error()
     if status is None or status.killed_by == KILLED_BY_TERMINATE:
-        raise RpcError(
-            "unavailable",
-            f"sandbox {run.sandbox_id}: the sandbox was killed or reached its end of life",
-        )
+        why = "the sandbox was killed or reached its end of life"
+        if problem is not None and problem.code == SandboxLost.code:
+            why = problem.message
+        raise RpcError("unavailable", f"sandbox {run.sandbox_id}: {why}")
     if status.timed_out:
         raise RpcError("deadline_exceeded", "the process was killed at its deadline")
     if status.signal is not None:

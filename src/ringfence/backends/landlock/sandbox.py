@@ -6,7 +6,7 @@ import _signal as signal
 import socket
 import time
 
-from ...errors import InvalidRequest, LifecycleError
+from ...errors import InvalidRequest
 from ...guest.without_namespaces.landlocked import ENDED_ALL, kill_members
 from ...model.state import State
 from ...policy.trust import DIRECTORY
@@ -161,7 +161,7 @@ class LandlockSandbox(CommandSandbox):
         """See `BackendSandbox`. The agent reads the files, so signals stop the programs meanwhile."""
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error("snapshot")
             stopped = stopping.begin(
                 self._tag_base, self.pid
             )  # they stay still when a cgroup lets the agent go on

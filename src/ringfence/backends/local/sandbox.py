@@ -202,7 +202,7 @@ class LocalSandbox(Comparable):
             if self._state is State.SUSPENDED:
                 raise LifecycleError("a suspended sandbox does not answer", hint="resume it first")
             if self._state is State.TERMINATED:
-                raise LifecycleError("the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error()
 
     def lost_error(self) -> SandboxLost | LifecycleError:
         """Why nothing more can be learnt from this sandbox."""
@@ -223,6 +223,12 @@ class LocalSandbox(Comparable):
     def _cause(self) -> str:
         """Find why it ended by itself; empty where nothing tells."""
         return "the kernel ran out of the memory allowed to it" if self.oom_kills() else ""
+
+    def terminated_error(self, verb: str = "") -> LifecycleError:
+        """Return the error of an operation that came after its end, with what ended it."""
+        how = f", it {self._how_it_ended}" if self._how_it_ended else ""
+        what = f"the sandbox is terminated{how}"
+        return LifecycleError(f"{verb}: {what}" if verb else what, hint="create a new one")
 
     def _is_gone(self) -> bool:
         with self._fds_lock:
@@ -248,9 +254,7 @@ class LocalSandbox(Comparable):
             looks: Whether it has ended by itself; False where what is sent to it will tell.
         """
         if (self.state if looks else self._state) is State.TERMINATED:
-            how = f", it {self._how_it_ended}" if self._how_it_ended else ""
-            message = f"{verb}: the sandbox is terminated{how}"
-            raise LifecycleError(message, hint="create a new one")
+            raise self.terminated_error(verb)
         if self._state is State.SUSPENDED and then is State.RUNNING and verb != "resume":
             raise LifecycleError(f"{verb}: the sandbox is suspended", hint="resume it first")
         self._state = check_transition(self._state, then)
@@ -260,7 +264,7 @@ class LocalSandbox(Comparable):
             if self._state is State.SUSPENDED:
                 return
             if self.state is State.TERMINATED:
-                raise LifecycleError("suspend: the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error("suspend")
             self._keep_paused(True)
             self._freeze(True)
             self._state = check_transition(self._state, State.SUSPENDED)
@@ -305,7 +309,8 @@ class LocalSandbox(Comparable):
             was_suspended = self._state is State.SUSPENDED
             self.ended_on_request = not (self._unwatched or self._is_gone())
             if not self.ended_on_request:
-                self._how_it_ended = self._unexpectedly()
+                why = self.ended_because
+                self._how_it_ended = f"was ended: {why}" if why else self._unexpectedly()
             self._about_to_end()
             self._state = State.TERMINATED
             self._end(was_suspended)

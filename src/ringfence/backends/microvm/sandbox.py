@@ -186,7 +186,7 @@ class MicrovmSandbox(JailedSandbox):
     def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error("snapshot")
             if self.is_held:
                 return self.checkpoint(metadata)
             with self.awake():

@@ -7,7 +7,6 @@ import select
 import time
 
 from ...errors import (
-    LifecycleError,
     SandboxLost,
     Unsupported,
 )
@@ -354,9 +353,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
 
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError(
-                    "network policy: the sandbox is terminated", hint="create a new one"
-                )
+                raise self.terminated_error("network policy")
             self.network.check(policy)
             if policy == self.spec.network:
                 return
@@ -436,5 +433,5 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
 
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error("snapshot")
             return save(self, catalogue or self.backend.catalogue(), metadata)

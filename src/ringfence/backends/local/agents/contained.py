@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ....errors import InvalidRequest, IoError, LifecycleError, Unsupported
+from ....errors import InvalidRequest, IoError, Unsupported
 from ....guest.isolation import NAMESPACES
 from ....model.state import State
 from .. import journal
@@ -224,7 +224,7 @@ class ContainedSandbox(GuestSandbox):
     def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError("snapshot: the sandbox is terminated", hint="create a new one")
+                raise self.terminated_error("snapshot")
             if not self.namespace_fds:
                 raise Unsupported(NO_NAMESPACE_FDS, backend=self.backend.name, operation="snapshot")
             freezes = not self.paused

@@ -13,7 +13,6 @@ from ....errors import (
     ConnectError,
     InvalidRequest,
     IoError,
-    LifecycleError,
     NetworkPolicyError,
     SandboxLost,
     Unsupported,
@@ -270,9 +269,7 @@ class GuestSandbox(LocalSandbox):
     def apply_network_policy(self, policy: NetworkPolicy) -> None:
         with self._lock:
             if self.state is State.TERMINATED:
-                raise LifecycleError(
-                    "network policy: the sandbox is terminated", hint="create a new one"
-                )
+                raise self.terminated_error("network policy")
             if self.network is None:
                 raise NetworkPolicyError(
                     f"a {self.backend.name} sandbox that was made without a network policy gets none later",
