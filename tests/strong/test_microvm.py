@@ -16,7 +16,7 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.microvm import booted, kernel, qemu
 from ringfence.backends.microvm.backend import MicrovmBackend
-from ringfence.errors import BackendUnavailable, IsolationError, RingfenceError
+from ringfence.errors import BackendUnavailable, IsolationError, SandboxLost
 from ringfence.model.capabilities import ENFORCED
 from ringfence.model.limits import Limits
 from ringfence.model.spec import STRONG, SandboxSpec
@@ -149,9 +149,10 @@ def test_who_was_suspended_knows_what_time_it_is(sandbox: Sandbox) -> None:
 def test_an_emulator_that_ends_is_a_sandbox_that_is_lost(backend: MicrovmBackend) -> None:
     with Sandbox.create(backend=backend) as doomed:
         run = doomed.start(["sleep", "600"])
+        os.pwrite(doomed._inner.errors, b"no memory\n", 0)  # type: ignore[attr-defined]
         os.kill(doomed._inner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
-        with pytest.raises(RingfenceError):
+        with pytest.raises(SandboxLost, match="the emulator: no memory"):
             run.wait(timeout_s=PATIENCE_S)
 
 

@@ -16,6 +16,7 @@ from ..local.answers import Refused, answer
 from ..local.jailed import saving
 from ..local.jailed.jailed import JailedSandbox
 from ..local.jailed.jails import kill
+from ..local.launched import last_words
 from ..local.mounts import template
 from ..local.mounts.denied import check_mount
 from . import written
@@ -244,6 +245,12 @@ class MicrovmSandbox(JailedSandbox):
             raise IoError(f"the machine could not be resumed: {exc}") from exc
 
     # -- the end ------------------------------------------------------------------------------
+
+    def _cause(self) -> str:
+        if (cause := super()._cause()) or self.errors < 0:
+            return cause
+        said = last_words(self.errors)
+        return f"the emulator: {said}" if said else ""
 
     def _let_go(self) -> None:
         self.monitor.close()
