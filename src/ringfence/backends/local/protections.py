@@ -69,7 +69,9 @@ CHECKS = {
 UNREADABLE = (OSError, RingfenceError, ValueError, KeyError)
 DELEGATE = "start it as root, or run it under `systemd-run --user --scope -p Delegate=yes --`"
 SOCKETS_MADE_LATER = "sockets that the host makes later in an attached directory can be reached"
-SOCKETS_FIX = "give the mount when the sandbox is created: it then has no unix sockets"
+SOCKETS_FIX = (
+    "give the mount when the sandbox is created: it then connects to sockets of its own only"
+)
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 PAGE = 4096
 

@@ -140,7 +140,7 @@ class Init:
                 return False
         for listener in (self.listener, *self.adopted.values()):
             if listener.connects is not None:
-                listener.connects.look()
+                listener.connects.look(is_asked=any(fd == listener.fd for fd, _ in ready))
         if self.watchdog.is_on:
             self.watchdog.look()
         for pid in self.file_locks.look():

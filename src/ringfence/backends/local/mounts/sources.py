@@ -101,5 +101,5 @@ def _refuse_socket(path: str) -> None:
     if stat.S_ISSOCK(os.lstat(path).st_mode):
         raise IsolationError(
             f"{path} is a unix socket, and this sandbox may connect to it",
-            hint="give the mount when the sandbox is created: it then has no unix sockets",
+            hint="give the mount when the sandbox is created: it then connects to sockets of its own only",
         )
