@@ -1,6 +1,6 @@
 """Run every check and phase of schemathesis against a real `ringfence serve`.
 
-    python tools/fuzz_api.py [--seconds 600] [--seed N] [ARGUMENT...]
+    python tools/fuzz_api.py [--seconds 600] [--seed N] [--scope admin|user] [ARGUMENT...]
 
 What it excludes is in tests/api/schemathesis.toml, with the reasons. Further arguments are those of
 `schemathesis run`. Exits with its code; the report is in build/schemathesis.
@@ -23,10 +23,11 @@ EXCLUSIONS = TREE / "tests" / "api" / "schemathesis.toml"
 
 
 def main() -> int:
-    """Serve on a state of its own, make an admin's key, and run."""
+    """Serve on a state of its own, make a key, and run."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", default="1")
+    parser.add_argument("--scope", choices=("admin", "user"), default="admin")
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="rf-fuzz-") as place:
         serve = [sys.executable, "-m", "ringfence", "serve", "--json", "--log-level", "error"]
@@ -36,7 +37,7 @@ def main() -> int:
             try:
                 unix, tcp = sorted(json.loads(daemon.stdout.readline())["listening"], reverse=True)
                 with Client(unix) as client:
-                    key = client.make_key("fuzz", scope="admin")["key"]
+                    key = client.make_key("fuzz", scope=options.scope)["key"]
                     client._transport.json("GET", "/v1/openapi.json")  # made when first asked for
                 return _run(tcp, key, options.seconds, options.seed, more)
             finally:

@@ -31,6 +31,8 @@ CANNOT_BE_SAID = [
         "pairs",
     ),
     (".*", "has no events|no list of hosts|only deny rules|a deny rule", "pairs"),
+    (".*template", "has files of its own|has its own root", "pairs"),
+    (".*profile", "unknown profile", "profiles"),
     (
         ".*",
         "needs a host path as source|is an address: methods|allows no host|refused with",
@@ -39,7 +41,7 @@ CANNOT_BE_SAID = [
     (r".*(allowed_hosts|host|ports|paths|methods|header)(\[\d+\])?", "", "rules of the network"),
     (
         ".*cursor|offset|last_event_id",
-        "next_cursor|is beyond|bytes were sent so far|must be",
+        "next_cursor|is beyond|bytes were sent so far|must be|beginning of a line",
         "cursors",
     ),
     (".*", r"must be a whole number, not \d+\.0$", "whole numbers"),

@@ -138,6 +138,21 @@ def test_suspended_in_a_cell(client: httpx.Client, contexts: str, at: str) -> No
     assert (None, True) == (event["error"], event["running"])
 
 
+def test_none_begins_while_the_sandbox_is_suspended(
+    client: httpx.Client, contexts: str, at: str
+) -> None:
+    """It would only wait, for as long as the client has patience."""
+    sandbox = contexts.removesuffix("/contexts")
+    client.post(f"{sandbox}/suspend").raise_for_status()
+    try:
+        for method, path, form in (("POST", "cells", {"code": "1"}), ("GET", "variables", None)):
+            refused = client.request(method, f"{at}/{path}", json=form)
+            assert (409, "resume it first") == (refused.status_code, refused.json()["hint"])
+    finally:
+        client.post(f"{sandbox}/resume").raise_for_status()
+    assert None is run(client, at, "1")[-1]["error"], "the control"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_events_of_a_cell_that_a_daemon_was_killed_in(tmp_path: Path) -> None:
     server = Server(tmp_path / "state")

@@ -127,6 +127,7 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("NetworkRule", "methods"): _list(_like(f"^{_TOKEN}$"), 64),
     ("NetworkRule", "paths"): _list({**_STRING, "minLength": 1}),
     ("Credential", "secret"): VARIABLE,
+    ("TemplateStep", "env"): _map(VARIABLE),
     ("Credential", "header"): _like(f"^{_TOKEN}$"),
     ("Credential", "scheme"): _like(f"^({_TOKEN})?$"),
     ("SessionTimeouts", "on_idle"): {"enum": list(_client_session.ON_IDLE)},

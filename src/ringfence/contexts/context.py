@@ -52,6 +52,15 @@ NODE = "node"
 LANGUAGES = (PYTHON, BASH, NODE)
 LANGUAGE = re.compile(f"({'|'.join(LANGUAGES)})|{JUPYTER}[A-Za-z0-9._+-]{{1,100}}")
 LANGUAGE_WORDS = f"{', '.join(LANGUAGES)} or {JUPYTER}KERNEL"
+_ALSO = {
+    "js": NODE,
+    "javascript": NODE,
+    "nodejs": NODE,
+    "sh": BASH,
+    "shell": BASH,
+    "py": PYTHON,
+    "python3": PYTHON,
+}
 LISTS_VARIABLES = (PYTHON, NODE)
 OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
@@ -81,6 +90,10 @@ class Context:
         env: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
+            if meant := _ALSO.get(str(language).lower()):
+                checks.refuse(
+                    "language", f"must be {LANGUAGE_WORDS}, not {language!r}", f"use {meant}"
+                )
             checks.choice(language, "language", LANGUAGES, LANGUAGE_WORDS)
         self.language: str = language
         self._sandbox = sandbox
@@ -215,11 +228,14 @@ class Context:
     def follow(self, turn: Turn, code: str, **options: Unpack[CellParts]) -> Execution:
         """Run a cell that `abandon` can end from another thread; otherwise as `run`."""
         check_cell(code, timeout_s := options.get("timeout_s"))
+        check_callables(options)
         answer = options.get("on_input") or answers(options.get("stdin"))
         callbacks = (options.get("on_stdout"), options.get("on_stderr"), options.get("on_result"))
         with self._turn:
             if turn.is_abandoned:
                 return Execution()
+            if getattr(self._sandbox, "state", "") == "suspended":
+                raise LifecycleError("run: the sandbox is suspended", hint="resume it first")
             cell = turn.cell = self._open()
             self._send(request("run", cell=cell.id, code=code, input=answer is not None))
             if turn.is_abandoned:
@@ -401,6 +417,14 @@ def check_cell(code: str, timeout_s: float | None, field: str = "timeout_s") -> 
     checks.text(code, "code")
     if timeout_s is not None:
         checks.number(timeout_s, field, 0.001, 366 * 86_400)
+
+
+def check_callables(options: Mapping[str, object]) -> None:
+    """Refuse what cannot be called before the cell runs."""
+    for name, given in options.items():
+        if name.startswith("on_") and given is not None and not callable(given):
+            what = f"must be callable, not {type(given).__name__}"
+            checks.refuse(name, what, "a function of one argument")
 
 
 class Turn:

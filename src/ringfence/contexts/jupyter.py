@@ -41,7 +41,9 @@ class Jupyter:
             self._manager = library.KernelManager(kernel_name=name)
             self._manager.kernel_spec  # noqa: B018  reads the kernelspec
         except ImportError:
-            self._end("jupyter_client is not installed in the sandbox")
+            self._end(
+                "jupyter_client is not installed in the sandbox: give it a template or an image with it"
+            )
         except Exception as exc:  # noqa: BLE001  whatever the library raises
             self._end(f"no kernel {name!r}: {exc}")
 

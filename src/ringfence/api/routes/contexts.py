@@ -108,6 +108,15 @@ async def _live(
     return run
 
 
+async def _awake(
+    service: Service, execs: Execs, caller: TheCaller, sandbox_id: str, context_id: str
+) -> Run:
+    run = await _live(service, execs, caller, sandbox_id, context_id)
+    if (await service.need(sandbox_id, caller)).sandbox.state == "suspended":
+        raise LifecycleError("the sandbox is suspended", hint="resume it first")
+    return run
+
+
 async def _begin(
     service: Service, execs: Execs, caller: TheCaller, sandbox_id: str, body: NewContext
 ) -> Run:
@@ -228,7 +237,7 @@ async def run_cell(
     them are `stdout`, `stderr`, `result`, `input`, `dropped` and `heartbeat`. Cells of one context
     run one after the other, `timeout_s` counts from the request.
     """
-    run = await _live(service, execs, caller, sandbox_id, context_id)
+    run = await _awake(service, execs, caller, sandbox_id, context_id)
     sending, cell_id = sending_of(service), new_cell(run)
     data = request("run", cell=cell_id, code=body.code, input=body.input)
     await sending.send(run, data)
@@ -260,7 +269,7 @@ async def variables(
     sandbox_id: str, context_id: ContextId, service: TheService, execs: TheExecs, caller: TheCaller
 ) -> Response:
     """List the variables of a context of Python or Node."""
-    run = await _live(service, execs, caller, sandbox_id, context_id)
+    run = await _awake(service, execs, caller, sandbox_id, context_id)
     if language_of(run.view().argv) not in LISTS_VARIABLES:
         raise Unsupported("variables of this language are not listed", hint="print them")
     sending, cell_id = sending_of(service), new_cell(run)

@@ -9,7 +9,7 @@ import json
 from functools import partial
 
 from ...contexts import Context, Contexts
-from ...contexts.context import answers, check_cell, tell
+from ...contexts.context import answers, check_callables, check_cell, tell
 from ...contexts.execution import Cell, CellError, Execution, Result
 from ...errors import LifecycleError, RingfenceError, ServerUnreachable
 from ...model.base import checks
@@ -63,6 +63,7 @@ class RemoteContext(Context):
     def follow(self, turn: Turn, code: str, **options: Unpack[CellParts]) -> Execution:
         """Run a cell that `abandon` can end from another thread; otherwise as `run`."""
         check_cell(code, timeout_s := options.get("timeout_s"))
+        check_callables(options)
         answer = options.get("on_input") or answers(options.get("stdin"))
         callbacks = (options.get("on_stdout"), options.get("on_stderr"), options.get("on_result"))
         body = {"code": code, "timeout_s": timeout_s, "input": answer is not None}

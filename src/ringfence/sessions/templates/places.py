@@ -126,6 +126,8 @@ class Places:
         """
         try:
             with open(self.log(build_id), "rb") as file:
+                if offset > os.fstat(file.fileno()).st_size:
+                    return b""  # a file system refuses to seek far beyond its largest file
                 file.seek(max(0, offset - 1))
                 before = file.read(1) if offset else b"\n"
                 if before not in (b"\n", b""):
