@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,25 @@ def test_what_fails_again_or_is_too_much_fails(tmp_path: Path, tests: str, times
     assert "failed" == said[-1]
     assert not any("FLAKY" in line for line in said), said
     assert times == (tmp_path / "out").read_text().count(" test session starts ")
+
+
+def test_pytest_loads_what_was_rewritten_before_it_ran(tmp_path: Path) -> None:
+    (tmp_path / "test_toy.py").write_text("def test_toy():\n    assert []\n")
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    traces = []
+
+    for name in ("before", "after"):
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--debug={name}", "test_toy.py"]
+        ended = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "E       assert []" in ended.stdout  # the values are shown all the same
+        traces.append((tmp_path / name).read_text())
+        subprocess.run([sys.executable, HERE / "rewrite_tests.py", tmp_path], check=True)
+
+    assert ["found cached rewritten pyc" in trace for trace in traces] == [False, True]
