@@ -117,3 +117,15 @@ def test_no_sandbox_may_have_most_ids_of_the_host_s_processes() -> None:
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
 
     assert runsc.host_pids(1 << 20) <= most // 4
+
+
+def test_as_many_processes_as_there_are_by_default_are_safe() -> None:
+    """And so many may really be there."""
+    require("user namespaces")
+    require("runsc")
+    most = min(512, runsc.safe_pids())
+    with Sandbox.create(backend="gvisor") as sandbox:
+        counted = sandbox.exec(["python3", "-c", COUNT, "600"], timeout_s=300)
+
+        assert f"{most - 1}" == counted.stdout_text
+        assert sandbox.exec(["true"]).ok

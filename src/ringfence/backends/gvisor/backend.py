@@ -161,7 +161,7 @@ class GvisorBackend(Jails, Tenanted):
         try:
             process_image = self._process_image(jailer)
             draft.shares_pages = views.why_not(image)
-            size = sizes(spec, here)
+            size = sizes(spec, here, most_pids=runsc.safe_pids())
             if size.on_disk:
                 from ..local.mounts import disks
 

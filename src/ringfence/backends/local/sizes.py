@@ -45,8 +45,12 @@ class Sizes:
         return min(_MOST_TERMINALS, self.pids // 16) if self.pids > DEFAULT_PIDS else 0
 
 
-def sizes(spec: SandboxSpec, host: Host) -> Sizes:
-    """Every limit, defaults filled in: half the memory, and files that fit into it."""
+def sizes(spec: SandboxSpec, host: Host, *, most_pids: int = DEFAULT_PIDS) -> Sizes:
+    """Every limit, defaults filled in: half the memory, and files that fit into it.
+
+    Args:
+        most_pids: Of the default, where the backend cannot promise as many.
+    """
     limits = spec.limits
     memory = limits.memory_bytes or host.memory_bytes // 2
     disk = limits.disk_bytes or min(_LARGEST_DEFAULT_DISK, host.memory_bytes // 4, memory // 4 * 3)
@@ -56,7 +60,7 @@ def sizes(spec: SandboxSpec, host: Host) -> Sizes:
         memory_bytes=memory,
         disk_bytes=disk,
         inodes=limits.inodes or max(4096, min(_MOST_INODES, disk // 4096)),
-        pids=limits.pids or DEFAULT_PIDS,
+        pids=limits.pids or min(DEFAULT_PIDS, most_pids),
         open_files=limits.open_files or DEFAULT_OPEN_FILES,
         on_disk=spec.disk_root or disk > memory,
     )
