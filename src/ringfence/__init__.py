@@ -184,9 +184,9 @@ def _first_use(name: str) -> object:
             return value
     hint = ""
     if name[0].isupper():  # not a module, which `_public` itself looks for
-        from .model.mistakes import closest
+        from .model.mistakes import NOT_CLASSES, closest
 
-        close = closest(name, _public())
+        close = NOT_CLASSES.get(name) or closest(name, _public())
         hint = f" ({close})" if close else ""
     elif name in _PACKAGES:
         hint = f" (first: import ringfence.{name})"

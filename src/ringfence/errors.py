@@ -373,18 +373,21 @@ class NotADirectory(FileError):
     """A directory was needed and something else is there."""
 
     code = "not_a_directory"
+    usual_hint = "name a directory; a file is read with files.read(PATH)"
 
 
 class IsADirectory(FileError):
     """A file was needed and a directory is there."""
 
     code = "is_a_directory"
+    usual_hint = "add the name of a file, as DIRECTORY/a.txt; files.list(DIRECTORY) lists them"
 
 
 class DirectoryNotEmpty(FileError):
     """A directory with entries is removed only with `recursive=True`."""
 
     code = "directory_not_empty"
+    usual_hint = "remove(PATH, recursive=True) removes it with all that is in it"
 
 
 class FileExists(FileError):

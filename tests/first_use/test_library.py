@@ -116,6 +116,27 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("pool", lambda: R.PoolConfig(min_warm=5, max_warm=1), "max_warm", "at most 1"),
     ("bash image", lambda: R.BashConfig(imgae="x"), "'imgae'", "did you mean image?"),
     ("snapshot", lambda: R.Sandbox.restore("nope"), "'nope'", "Sandbox.snapshots()"),
+    ("Image", lambda: R.Image, "'Image'", "Template.from_image"),
+    ("Volume", lambda: R.Volume, "'Volume'", "mounts="),
+    ("Mount read_only", lambda: R.Mount("/w", read_only=False), "'read_only'", 'access="rw"'),
+    ("policy allow", lambda: R.NetworkPolicy(allow=["a.org"]), "'allow'", "allowed_hosts="),
+    ("policy both", lambda: R.NetworkPolicy("unrestricted", ["a.org"]), "unrestr", "limited"),
+    ("altered", lambda: R.SandboxSpec().altered(imgae="x"), "imgae", "did you mean image?"),
+    ("client user", lambda: R.Client("http://u:p@h:1"), "a user in the URL", "key="),
+    ("client seconds", lambda: R.Client("http://h", timeout_s="5"), "'5'", "as 5"),
+    ("client retries", lambda: R.Client("http://h", retries=-1), "-1", "between 0 and"),
+    ("manager config", lambda: R.SessionManager({"pool": 3}), "config.pool", "enabled, min_warm"),
+    ("manager twice", lambda: R.SessionManager(backends=["native"] * 2), "'native'", "once"),
+    ("template run", lambda: R.Template.from_host().run(""), "command", "give a value"),
+    ("template path", lambda: R.Template.from_host().pip_install("./x"), "'./x'", "find_links="),
+    ("template git", lambda: R.Template.from_host().pip_install("git+https://x"), "git+", "find_l"),
+    ("template default", lambda: R.Template.from_host().build("default"), "'default'", "another"),
+    (
+        "template copy",
+        lambda: R.Template.from_host().copy("nope", "/x").build("t"),
+        "/nope",
+        "on this host",
+    ),
     ("client url", lambda: R.Client(url="http://h"), "'url'", 'server="unix:PATH"'),
     ("client token", lambda: R.Client("http://h", token="x"), "'token'", "use key="),
     ("manager size", lambda: R.SessionManager(pool_size=3), "'pool_size'", "PoolConfig(min_warm="),
@@ -128,6 +149,26 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
 def mount_twice(box: Any) -> object:
     box.mount(R.Mount("/mnt/twice"))
     return box.mount(R.Mount("/mnt/twice"))
+
+
+def remove_full(box: Any) -> object:
+    box.files.make_dir("/tmp/full/x")
+    return box.files.remove("/tmp/full")
+
+
+def suspended_cell(box: Any) -> object:
+    context = box.context()
+    box.suspend()
+    try:
+        return context.run("1")
+    finally:
+        box.resume()
+
+
+def sleeping(box: Any) -> Any:
+    process = box.start(["cat"], stream_stdin=True)
+    process.kill()
+    return process
 
 
 INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
@@ -149,6 +190,29 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("close", lambda box: box.close(), "'close'", "terminate()"),
     ("misspelt", lambda box: box.snapshto(), "'snapshto'", "did you mean snapshot?"),
     ("fork n", lambda box: box.fork("3"), "'3'", "as 3"),
+    ("raise", lambda box: box.exec(["ls"]).raise_for_status(), "'raise_for_status'", "use ok"),
+    ("json", lambda box: box.exec(["ls"]).json(), "'json'", "json.loads(result.stdout)"),
+    ("write to dir", lambda box: box.files.write("/tmp", "x"), "/tmp", "name of a file"),
+    ("read dir", lambda box: box.files.read("/tmp"), "/tmp", "files.list"),
+    ("list file", lambda box: box.files.list("/etc/passwd"), "/etc/passwd", "files.read"),
+    ("remove dir", remove_full, "/tmp/full", "recursive=True"),
+    ("mode", lambda box: box.files.write("/tmp/x", "a", mode="755"), "'755'", "0o755"),
+    ("mode 755", lambda box: box.files.write("/tmp/x", "a", mode=755), "0o1363", "0o755"),
+    ("glob root", lambda box: box.files.glob("/etc/*"), "'/etc/*'", "path="),
+    ("search", lambda box: box.files.search("(", regex=True), "regular", "without regex="),
+    ("replace", lambda box: box.files.replace("a.txt", "a", "b"), "paths", '["a.txt"]'),
+    ("expose host", lambda box: box.expose(80, host="nohost.invalid"), "nohost", "127.0.0.1"),
+    ("restore spec", lambda box: R.Sandbox.restore("x", "y"), "spec", "SandboxSpec(...)"),
+    ("run_code js", lambda box: box.run_code("1", language="js"), "'js'", "use node"),
+    ("cell callback", lambda box: box.run_code("1", on_stdout="x"), "on_stdout", "a function"),
+    ("race number", lambda box: R.race(box, [1]), "attempts[0]", '"make test"'),
+    ("pty", lambda box: box.start(["sh"], pty=True), "pty", "(24, 80)"),
+    ("wait", lambda box: box.start(["true"]).wait("3"), "'3'", "as 3"),
+    ("signal", lambda box: box.start(["cat"]).send_signal("TERM"), "'TERM'", "signal.SIGTERM"),
+    ("stdin", lambda box: sleeping(box).stdin.write("x"), "data", 'b"..."'),
+    ("returncode of", lambda box: sleeping(box).returncode, "'returncode'", "wait().exit_code"),
+    ("poll", lambda box: sleeping(box).poll(), "'poll'", "use running"),
+    ("suspended", suspended_cell, "suspended", "resume it first"),
     ("fork count", lambda box: box.fork(count=3), "'count'", "use n=3"),
     ("context timeout", lambda box: box.context(timeout=3), "'timeout'", "context.run(code)"),
     ("read limit", lambda box: box.files.read("x", limit=3), "'limit'", "use max_bytes="),
@@ -202,6 +266,10 @@ CLOSED: list[tuple[str, Callable[[Any], object]]] = [
     ("read", lambda box: box.files.read("x")),
     ("snapshot", lambda box: box.snapshot()),
     ("mount", lambda box: box.mount(".:/work")),
+    ("fork", lambda box: box.fork()),
+    ("mark", lambda box: box.mark()),
+    ("expose", lambda box: box.expose(80)),
+    ("context", lambda box: box.context()),
 ]
 
 

@@ -152,6 +152,18 @@ def use_settings(path: str) -> None:
     _settings = Settings(path, required=True)
 
 
+def check_settings() -> None:
+    """Raise what is wrong with `backends.toml` as a whole.
+
+    Raises:
+        InvalidRequest: It is not there, or cannot be read.
+    """
+    from .settings import WHOLE
+
+    if isinstance(wrong := settings().found.get(WHOLE), Exception):
+        raise wrong
+
+
 def _options_of(name: str) -> tuple[str, ...]:
     made_by = _class_of(name)
     function = getattr(made_by, "__init__", None) if isinstance(made_by, type) else made_by

@@ -89,6 +89,9 @@ OPTIONS = {
     **dict.fromkeys(("--pids-limit", "--nproc"), "use --pids 64"),
     **dict.fromkeys(("--runtime", "--driver", "--sandbox"), "use --backend NAME"),
     **dict.fromkeys(("--unsafe", "--no-sandbox"), "use --profile unrestricted"),
+    "--fork": "use `ringfence create`, then `ringfence fork SANDBOX --n 3`",
+    "--pool": "use `ringfence create`: a server keeps sandboxes warm",
+    "--stdin": "remove the option: standard input is passed on",
     **dict.fromkeys(("--entrypoint", "--cmd"), "the command follows `--`"),
     **dict.fromkeys(
         ("-f", "--file", "-s", "--script"), "write the script after `--`: -- python3 FILE"
@@ -115,6 +118,31 @@ _OF_SERVE = {
     **dict.fromkeys(("--verbose", "-v", "--debug"), "use --log-level debug"),
     **dict.fromkeys(("--cert", "--ssl-certfile", "--tls-cert"), "use --tls-certificate FILE"),
     **dict.fromkeys(("--key", "--ssl-keyfile"), "use --tls-key FILE"),
+    **dict.fromkeys(("--api-key", "--token"), "`ringfence keys create OWNER` makes keys"),
+    **dict.fromkeys(
+        ("--workers", "--reload"), "remove the option: one server uses all processors it needs"
+    ),
+    "--shards": 'give "shards" in the file of --config, with --cluster',
+}
+_OF_OTHERS: dict[str, dict[str, str]] = {
+    "mcp": {"--port": "use --http 127.0.0.1:PORT", "--host": "use --http 127.0.0.1:PORT"},
+    "rm": dict.fromkeys(("-f", "--force"), "remove the option: it asks nothing"),
+    "cp": dict.fromkeys(
+        ("-r", "-a", "-R", "--recursive"), "remove the option: directories are copied whole"
+    ),
+    "template": {
+        **dict.fromkeys(
+            ("--image", "--python", "--env", "--from"),
+            "in Python: Template.from_image(NAME), env(...)",
+        ),
+        **dict.fromkeys(("-r", "--requirement"), "use --pip PACKAGE for each"),
+    },
+    **dict.fromkeys(
+        ("list", "exec", "create", "keys", "logs", "top", "code", "fork"),
+        dict.fromkeys(
+            ("--key", "--api-key", "--token"), "use --key-file FILE, or RINGFENCE_API_KEY"
+        ),
+    ),
 }
 COMMANDS_OF_OTHERS = {
     "ps": "did you mean list?",
@@ -128,6 +156,25 @@ COMMANDS_OF_OTHERS = {
     "images": "did you mean image list?",
     "build": "build with another tool, then: ringfence image load PATH NAME",
     "install": "installation is complete; `ringfence doctor` shows what works on this host",
+    **dict.fromkeys(("pause", "freeze"), "use `ringfence session suspend ID`"),
+    **dict.fromkeys(("unpause", "resume"), "use `ringfence session resume ID`"),
+    **dict.fromkeys(("inspect", "show", "describe"), "use `ringfence session show ID`"),
+    **dict.fromkeys(("attach", "ssh", "console", "enter"), "use `ringfence shell SANDBOX`"),
+    **dict.fromkeys(("stats", "info", "status"), "use `ringfence top`, or `ringfence doctor`"),
+    **dict.fromkeys(("test", "check", "attack"), "use `ringfence doctor --attack`"),
+    **dict.fromkeys(
+        ("expose", "port", "preview", "forward"),
+        "in Python: sandbox.expose(PORT); docs/how-to/network.md",
+    ),
+    **dict.fromkeys(
+        ("volume", "mount"), "use --mount SRC:DST[:rw] of `ringfence run` and `create`"
+    ),
+    "network": "use --net HOST,... of `ringfence run` and `create`",
+    **dict.fromkeys(
+        ("system", "prune"), "use `ringfence image prune` or `ringfence template prune`"
+    ),
+    "events": "use `ringfence logs SANDBOX`",
+    "config": "use `ringfence serve --config FILE`; docs/reference/http-api.md lists its keys",
     "init": "setup is complete; `ringfence doctor` shows what works on this host",
     "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
 }
@@ -149,6 +196,12 @@ ELSEWHERE = {
     ("template", "run"): "use `ringfence run --template NAME`",
     ("pool", "get"): "`ringfence pool` shows all",
     ("image", "run"): "use `ringfence run --image NAME`",
+    ("image", "inspect"): "`ringfence image list --json` shows all that is known of each",
+    **dict.fromkeys(
+        (("image", "push"), ("image", "tag"), ("image", "save")),
+        "Ringfence keeps images for its sandboxes only: do it with the tool that built the image",
+    ),
+    ("template", "show"): "`ringfence template list --json` shows all that is known of each",
     ("keys", "show"): "a key is shown once, when it is created: use `ringfence keys rotate ID`",
 }
 """Verbs that a command does not have, and where to find what they mean."""
@@ -203,6 +256,8 @@ def option_of_others(command: str, flag: str) -> str:
     """Say what is meant by an option that this command does not have; empty where that is not known."""
     if command == "serve":
         return _OF_SERVE.get(flag, "")
+    if hint := _OF_OTHERS.get(command, {}).get(flag, ""):
+        return hint
     if command not in ("run", "mcp", "create", "exec", "shell"):
         return ""
     if flag.startswith(("--unshare-", "--caps.", "--private-")):

@@ -73,6 +73,12 @@ def check_protected(spec: SandboxSpec) -> None:
         InvalidRequest: naming the path.
     """
     targets = [each.target for each in spec.mounts if each.access == READ_WRITE]
+    if spec.unprotect and not targets:
+        what, hint = (
+            "has no effect without a writable mount",
+            "add --mount SRC:DST:rw, or remove it",
+        )
+        raise InvalidRequest(what, field="unprotect", hint=hint)
     for path in spec.protect or ():
         around = [target for target in targets if path.startswith(f"{target}/")]
         if not (around if path.startswith("/") else targets):

@@ -42,6 +42,9 @@ def main(argv: Sequence[str]) -> int:
 
     _check_together(given)
     config = _config(given)
+    if config.shards and "cluster" not in given and config.membership is None:
+        hint = "add --cluster ADDRESS, or remove shards"
+        raise InvalidRequest("has no effect without --cluster", field="shards", hint=hint)
     if "stop" in given:
         found = succession.stop(config.state_dir)
         print("stopped" if found else f"nothing serves {config.state_dir}")

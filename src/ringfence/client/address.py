@@ -12,7 +12,7 @@ from ..errors import InvalidRequest
 
 SERVER, KEY = "RINGFENCE_SERVER", "RINGFENCE_API_KEY"
 _SOCKET = "ringfence.sock"
-_HOST = re.compile(r"(?:[^\s@]*@)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:@\[\]]+)(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:@\[\]]+)(?::[0-9]{1,5})?")
 _FORMS = "unix:PATH, http://HOST:PORT or https://HOST"
 
 
@@ -51,6 +51,11 @@ class Address:
         if not text.startswith(("http://", "https://")) or len(text.split("/")) < 3:
             raise InvalidRequest(
                 f"{text!r} is not a server address", field="server", hint=_meant(text)
+            )
+        if "@" in text.split("/")[2]:
+            hint = 'give the key as key="..."'
+            raise InvalidRequest(
+                "has a user in the URL, which is not sent", field="server", hint=hint
             )
         if not _HOST.fullmatch(text.split("/")[2]) or not 0 <= _port_of(text) < 65536:
             what = f"{text!r} has no host, or a port that is none"

@@ -29,7 +29,9 @@ def new_key() -> str:
 def upload(transport: Transport, path: str) -> str:
     """Send a file, or what is in a directory, as a tar stream; its digest."""
     if not os.path.lexists(path):
-        raise FileNotFound(f"{path}: no such file or directory on this host", path=path)
+        hint = "give a path on this host; a relative path starts at the current directory"
+        what = f"{path}: no such file or directory on this host"
+        raise FileNotFound(what, path=path, hint=hint)
     with tempfile.TemporaryFile() as file:
         _pack(path, file)
         digest = _digest_of(file)

@@ -83,6 +83,8 @@ class DaemonConfig(Model):
         object.__setattr__(self, "state_dir", os.path.abspath(self.state_dir or state_directory()))
         for name in ("backends", "allowed_hosts", "allowed_origins", "host_roots", "host_networks"):
             object.__setattr__(self, name, checks.texts(getattr(self, name), name))
+        if not self.backends:
+            checks.refuse("backends", "must not be empty", 'as ["native"], or omit the field')
         for i, root in enumerate(self.host_roots):
             checks.absolute_path(root, f"host_roots[{i}]")
         HostNetworks(self.host_networks)

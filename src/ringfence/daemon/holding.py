@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ..backends.registry import check_names, use_settings
+from ..backends.registry import check_names, check_settings, use_settings
 from ..store.directory import StateDirectory
 from .config import SOCKET
 from .sockets import check_certificate, listen_tcp, listen_unix
@@ -51,6 +51,7 @@ def held(config: DaemonConfig) -> Iterator[Held]:
     """
     if config.backends_file:
         use_settings(config.backends_file)
+        check_settings()
     check_names(config.backends)
     with contextlib.ExitStack() as stack:
         directory = StateDirectory(config.state_dir)

@@ -156,6 +156,10 @@ def race(
         what = f"must be a list of 1 to {MOST_FORKS} attempts"
         hint = 'as ["make test", ["pytest", "-x"], function]'
         raise InvalidRequest(what, field="attempts", hint=hint)
+    for i, each in enumerate(attempts):
+        if not (callable(each) or isinstance(each, str | list | tuple)):
+            what = f"must be a script, a list of arguments or a function, not {each!r}"
+            raise InvalidRequest(what, field=f"attempts[{i}]", hint='as "make test"')
     if judge is not None and not callable(judge):
         what = f"must be a function of a branch and a result, not {type(judge).__name__}"
         raise InvalidRequest(what, field="judge", hint="as lambda branch, result: result.ok")

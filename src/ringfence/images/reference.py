@@ -39,6 +39,8 @@ class Reference:
         Raises:
             InvalidRequest: It is none of these.
         """
+        if not text:
+            raise InvalidRequest("must not be empty", field="image", hint="as alpine:3.20")
         if len(text) > _MOST:
             raise _not_one(text[:40] + "...", "is too long")
         name, at, digest = text.partition("@")

@@ -149,6 +149,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         ),
         "unmount": "terminate(): a mount stays as long as its sandbox",
         **dict.fromkeys(("update", "set_labels"), "labels= of create()"),
+        **dict.fromkeys(("list", "get", "connect_to"), "Client(...).list() and get(id)"),
         "logs": "the result of exec(), or a Process of start()",
     },
     "ExecResult": {
@@ -156,7 +157,12 @@ INSTEAD: dict[str, dict[str, str]] = {
         **dict.fromkeys(("output", "out", "result", "logs", "results"), "text, stdout or stderr"),
         **dict.fromkeys(("err", "error"), "stderr_text"),
         **dict.fromkeys(("success", "succeeded"), "ok"),
-        "check_returncode": "ok says whether it succeeded",
+        **dict.fromkeys(
+            ("check_returncode", "raise_for_status", "check", "raise_for_error"),
+            "ok, which says whether it succeeded",
+        ),
+        "json": "json.loads(result.stdout)",
+        **dict.fromkeys(("lines", "splitlines"), "text.splitlines()"),
         **dict.fromkeys(("duration", "elapsed"), "duration_s"),
     },
     "Execution": {
@@ -185,8 +191,19 @@ INSTEAD: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(("set_envs", "set_env", "environment"), 'env({"NAME": "value"})'),
         **dict.fromkeys(("set_workdir", "cwd"), "workdir(path)"),
+        **dict.fromkeys(
+            ("from_dockerfile", "from_python_image", "from_base_image", "from_template"),
+            "from_image(NAME), then run(...)",
+        ),
         **dict.fromkeys(("set_start_cmd", "cmd", "entrypoint"), "command(*argv)"),
         **dict.fromkeys(("create", "save"), "build(name), then Sandbox.create(template=name)"),
+    },
+    "Process": {
+        **dict.fromkeys(("returncode", "exit_code", "status"), "wait().exit_code"),
+        **dict.fromkeys(("poll", "is_running", "alive"), "running"),
+        "communicate": "wait(), whose result has stdout and stderr",
+        **dict.fromkeys(("pid",), "id"),
+        "close": "terminate() or kill()",
     },
     "Files": {
         **dict.fromkeys(("ls", "listdir", "list_dir", "iterdir"), "list(path)"),
@@ -202,7 +219,19 @@ INSTEAD: dict[str, dict[str, str]] = {
         "grep": "search(...)",
         "find": "glob(...)",
     },
+    "Mount": {
+        **dict.fromkeys(
+            ("read_only", "readonly", "mode", "rw", "writable"),
+            'use access="rw"; the default is "ro"',
+        ),
+        **dict.fromkeys(("src", "host", "host_path", "path"), "use source="),
+        **dict.fromkeys(("dst", "dest", "destination", "container_path"), "use target="),
+    },
     "NetworkPolicy": dict.fromkeys(
+        ("allow", "allowed", "hosts", "allow_hosts", "allowlist", "domains", "allow_out"),
+        'use allowed_hosts=["example.com"]',
+    )
+    | dict.fromkeys(
         ("deny", "denied_hosts", "deny_hosts", "blocked_hosts", "block", "denied"),
         'write "!HOST" in allowed_hosts, or NetworkRule(HOST, action="deny") in rules',
     ),
@@ -213,6 +242,14 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 
 
+NOT_CLASSES = {
+    "Image": "use Template.from_image(NAME), or image= of Sandbox.create()",
+    "Volume": 'use mounts=".:/work:rw" of Sandbox.create()',
+    **dict.fromkeys(
+        ("Snapshots", "Sandboxes", "App", "Daytona", "CodeInterpreter"), "use Sandbox.create()"
+    ),
+    **dict.fromkeys(("Server", "Api", "Http"), "use Client(ADDRESS); `ringfence serve` starts one"),
+}
 NOT_FUNCTIONS = {
     **dict.fromkeys(
         ("run", "exec", "execute", "shell", "run_code"), "use Sandbox.create(), then exec([...])"

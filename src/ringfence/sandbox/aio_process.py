@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..model.base import checks
 from ..model.base.helpful import helpful
 from .waiting import in_thread, ready, resolve, shield
 
@@ -38,6 +39,7 @@ class AsyncProcess:
         Raises:
             TimeoutError: It did not end within `timeout_s` seconds.
         """
+        checks.waiting_time(timeout_s)
         return await resolve(shield(self._process.future), timeout_s)
 
     async def send_signal(self, signum: int) -> None:
@@ -75,7 +77,7 @@ class AsyncStdin:
         Raises:
             ExecError: It no longer reads.
         """
-        view = memoryview(data)
+        view = memoryview(checks.binary(data, "data"))
         while view := view[self._stdin.write_some(view) :]:
             fd = self._stdin.duplicate()
             try:

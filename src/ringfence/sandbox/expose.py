@@ -118,7 +118,8 @@ def listen(host: str, host_port: int, unix: str | None) -> socket.socket:
             host, host_port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )[0]
     except (OSError, UnicodeError) as exc:
-        raise InvalidRequest(f"{host!r} is not an address", field="host") from exc
+        hint = "as 127.0.0.1"
+        raise InvalidRequest(f"{host!r} is not an address", field="host", hint=hint) from exc
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -244,7 +244,7 @@ class Files:
             self._ask(
                 "replace",
                 ".",
-                {**asked, "replacement": replacement, "files": checks.texts([*paths], "paths")},
+                {**asked, "replacement": replacement, "files": checks.arguments(paths, "paths")},
             )
         )
 

@@ -118,6 +118,10 @@ def pip_key(
             raise InvalidRequest(
                 f"{each!r} is not a requirement", field=f"pip_install[{i}]", hint="as pandas>=2"
             )
+        if each.startswith(("./", "../", "/", "~")) or "+" in each.partition("://")[0]:
+            what = f"{each!r} is no package of an index, and packages are built in no template"
+            hint = "find_links=DIRECTORY takes its wheel from this machine"
+            raise InvalidRequest(what, field=f"pip_install[{i}]", hint=hint)
     if not requirements:
         raise InvalidRequest("no requirement given", field="pip_install", hint="as pandas>=2")
     if index_url is not None and find_links is not None:

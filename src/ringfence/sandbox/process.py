@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from ..errors import ExecError
+from ..model.base import checks
 from ..model.base.helpful import helpful
 from .pump import Pump
 from .reactor import reactor
@@ -49,6 +50,7 @@ class Process:
             TimeoutError: It did not end within `timeout_s` seconds.
             SandboxLost: Its sandbox went away.
         """
+        checks.waiting_time(timeout_s)
         try:
             return self.future.result(timeout_s)
         except FutureTimeout:
@@ -59,12 +61,12 @@ class Process:
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself; nothing happens when it has ended."""
         if self.running:
-            self._pump.run.signal(int(signum))
+            self._pump.run.signal(checks.signal_number(signum))
 
     def signal_group(self, signum: int) -> None:
         """Send a signal to its whole process group, as a terminal does."""
         if self.running:
-            self._pump.run.signal(int(signum), group=True)
+            self._pump.run.signal(checks.signal_number(signum), group=True)
 
     def terminate(self) -> None:
         """SIGTERM: ask it to end."""
@@ -95,7 +97,7 @@ class StdinWriter:
         Raises:
             ExecError: It no longer reads.
         """
-        view = memoryview(data)
+        view = memoryview(checks.binary(data, "data"))
         while view := view[self.write_some(view) :]:
             fd = self.duplicate()
             try:

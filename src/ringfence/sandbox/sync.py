@@ -222,6 +222,10 @@ class Sandbox:
         if spec is not None and secrets is not None:
             hint = "remove secrets=, or give SandboxSpec(secrets=...)"
             raise InvalidRequest("excludes spec=", field="secrets", hint=hint)
+        if spec is not None:
+            from ..model.spec import SandboxSpec as Spec
+
+            checks.instance(spec, "spec", Spec)
         inner = chosen.restore(snapshot_id, spec, secrets=secrets)
         made = cls(inner, spec or inner.spec)
         made._home = chosen
@@ -477,11 +481,14 @@ class Sandbox:
         from .expose import Exposure, listen
 
         checks.integer(port, "port", 1, 65535)
-        if self.state == "terminated":
-            raise LifecycleError("expose: the sandbox is terminated", hint="create a new one")
+        self._check_alive("expose")
         listener = listen(host, host_port, unix)
         self._exposures.append(Exposure(self._inner, port, listener))
         return self._exposures[-1]
+
+    def _check_alive(self, what: str) -> None:
+        if self.state == "terminated":
+            raise LifecycleError(f"{what}: the sandbox is terminated", hint="create a new one")
 
     def suspend(self) -> None:
         """Freeze every process; idempotent."""
@@ -565,6 +572,7 @@ class Sandbox:
         from ..fork.branches import check_arguments, spec_of
 
         check_arguments(n, processes)
+        self._check_alive("fork")
         given: dict[str, Any] = {
             "network": network,
             "limits": limits,
@@ -605,6 +613,7 @@ class Sandbox:
         from .marks import Mark
 
         check_arguments(1, processes)
+        self._check_alive("mark")
         return Mark(self, self._home or backend_named(self.session.backend), processes)
 
     def rewind(self, mark: Mark) -> None:

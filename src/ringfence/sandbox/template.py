@@ -130,6 +130,8 @@ class Template:
         Args:
             options: As of `Sandbox.create`, such as `network`, `limits` or `secrets`.
         """
+        if isinstance(command, str):
+            command = checks.text(command, "command", empty=False)
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
 
         def act(sandbox: Sandbox, on_output: OnOutput | None) -> None:
@@ -224,8 +226,10 @@ class Template:
                 return remote_steps.build(self, checks.name(name, "name"), client, on_output)
         if name is not None and self.image:
             Reference.parse(checks.text(name, "name", empty=False))
-        elif name is not None:
-            checks.name(name, "name")
+        elif name is not None and checks.name(name, "name") == "default":
+            raise InvalidRequest(
+                "'default' means no template", field="name", hint="choose another name"
+            )
         store = store or (ImageStore() if self.image else store_of())
         image = store.find(self.image) if self.image else store.scratch(host_steps.base())
         changes = dict[str, Any]()
@@ -330,7 +334,9 @@ def _digest_of(path: str) -> str:
         FileNotFound: There is nothing.
     """
     if not os.path.lexists(path):
-        raise FileNotFound(f"{path}: no such file or directory on this host", path=path)
+        hint = "give a path on this host; a relative path starts at the current directory"
+        what = f"{path}: no such file or directory on this host"
+        raise FileNotFound(what, path=path, hint=hint)
     digest = hashlib.sha256()
     _add_to(digest, path, "")
     return digest.hexdigest()

@@ -98,7 +98,8 @@ class SessionManager:
         shared: SharedSnapshots | None = None,
     ) -> None:
         self.shared = shared  # where snapshots outlive this machine
-        self.config, self.clock = config or ManagerConfig(), clock or Clock()
+        self.config = ManagerConfig() if config is None else ManagerConfig.taken(config, "config")
+        self.clock = clock or Clock()
         self.has_background = background
         self.not_ours: list[str] = []  # left by earlier managers, of backends that are not here
         self.before_store_closes: list[Callable[[], None]] = []  # every sandbox has ended
@@ -158,7 +159,8 @@ class SessionManager:
         for each in wanted:
             backend = self._make_backend(each) if isinstance(each, str) else each
             if backend.name in found:
-                raise InvalidRequest(f"two backends named {backend.name!r}", field="backends")
+                what = f"two backends named {backend.name!r}"
+                raise InvalidRequest(what, field="backends", hint="give each one once")
             found[backend.name] = backend
         return found
 

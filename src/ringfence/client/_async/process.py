@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
+from ...model.base import checks
 from ...model.base.helpful import helpful
 from ...model.base.jsonform import bytes_from_json
 from ...model.execs.exec_view import ExecView
@@ -80,15 +81,18 @@ class AsyncRemoteProcess:
             TimeoutError: It did not end within `timeout_s` seconds.
             SandboxLost: Its sandbox went away.
         """
+        checks.waiting_time(timeout_s)
         return await wait_for(self._transport, self._sandbox_at, self._view, timeout_s)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself; nothing happens when it has ended."""
-        await self._transport.json("POST", f"{self._at}/signal", body={"signal": int(signum)})
+        await self._transport.json(
+            "POST", f"{self._at}/signal", body={"signal": checks.signal_number(signum)}
+        )
 
     async def signal_group(self, signum: int) -> None:
         """Send a signal to its whole process group, as a terminal does."""
-        body = {"signal": int(signum), "group": True}
+        body = {"signal": checks.signal_number(signum), "group": True}
         await self._transport.json("POST", f"{self._at}/signal", body=body)
 
     async def terminate(self) -> None:
@@ -224,7 +228,7 @@ class AsyncRemoteStdin:
         """
         if not self._is_open:
             raise ExecError("standard input is closed")
-        view = memoryview(bytes(data))
+        view = memoryview(checks.binary(data, "data"))
         while view:
             try:
                 await self._send(bytes(view[:_PIECE]))

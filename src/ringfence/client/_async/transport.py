@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx2
 
 from ...errors import ServerUnreachable, TimeoutExceeded
+from ...model.base import checks
 from ..address import Address, key_of
 from ..answers import (
     BUSY,
@@ -46,6 +47,8 @@ class AsyncTransport:
     """
 
     def __init__(self, server: str | None, key: str | None, timeout_s: float, retries: int) -> None:
+        checks.number(timeout_s, "timeout_s", 0.001, 366 * 86_400)
+        checks.integer(retries, "retries", 0, 1000)
         self.address, self._key = Address.parse(server), key_of(key)
         self.arguments = (server, key, timeout_s, retries)
         self.timeout_s, self._retries = timeout_s, retries

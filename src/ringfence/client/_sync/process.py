@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from ...errors import ExecError, LifecycleError, SandboxLost, ServerUnreachable
+from ...model.base import checks
 from ...model.base.helpful import helpful
 from ...model.base.jsonform import bytes_from_json
 from ...model.execs.exec_view import ExecView
@@ -81,15 +82,18 @@ class RemoteProcess:
             TimeoutError: It did not end within `timeout_s` seconds.
             SandboxLost: Its sandbox went away.
         """
+        checks.waiting_time(timeout_s)
         return wait_for(self._transport, self._sandbox_at, self._view, timeout_s)
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself; nothing happens when it has ended."""
-        self._transport.json("POST", f"{self._at}/signal", body={"signal": int(signum)})
+        self._transport.json(
+            "POST", f"{self._at}/signal", body={"signal": checks.signal_number(signum)}
+        )
 
     def signal_group(self, signum: int) -> None:
         """Send a signal to its whole process group, as a terminal does."""
-        body = {"signal": int(signum), "group": True}
+        body = {"signal": checks.signal_number(signum), "group": True}
         self._transport.json("POST", f"{self._at}/signal", body=body)
 
     def terminate(self) -> None:
@@ -225,7 +229,7 @@ class RemoteStdin:
         """
         if not self._is_open:
             raise ExecError("standard input is closed")
-        view = memoryview(bytes(data))
+        view = memoryview(checks.binary(data, "data"))
         while view:
             try:
                 self._send(bytes(view[:_PIECE]))

@@ -122,7 +122,10 @@ def pattern_of(glob: str) -> re.Pattern[str]:
     """A glob over relative paths: `*` and `?` stay within a name, `**` is any number of directories."""
     glob, text, at = glob.removeprefix("./"), "", 0
     if glob.startswith("/") or ".." in glob.split("/"):
-        raise OSError(errno.EINVAL, f"{glob!r} is not a pattern of names below a directory")
+        raise OSError(
+            errno.EINVAL,
+            f"{glob!r} is not a pattern of names below a directory: give that as path=",
+        )
     while at < len(glob):
         closing = glob.find("]", at + 2) if glob[at] == "[" else -1
         if glob.startswith("**/", at):
@@ -211,7 +214,9 @@ def _expression(asked: dict[str, Any]) -> re.Pattern[bytes]:
             re.IGNORECASE if asked["ignore_case"] else 0,
         )
     except (re.error, OverflowError, RecursionError) as exc:
-        raise OSError(errno.EINVAL, f"not a regular expression: {exc}") from exc
+        raise OSError(
+            errno.EINVAL, f"not a regular expression: {exc}; without regex= it is plain text"
+        ) from exc
 
 
 def _files(path: str, answer: _Answer) -> Iterator[str]:

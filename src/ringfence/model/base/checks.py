@@ -145,8 +145,26 @@ def part_of_file(offset: object, max_bytes: object) -> None:
 def permissions(mode: object) -> None:
     """Check the permission bits of a new file. Set-id bits are refused."""
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777:
-        said = f"0o{mode:o}" if isinstance(mode, int) else repr(mode)
-        refuse("mode", f"must be between 0 and 0o777, not {said}")
+        said = f"0o{mode:o}" if type(mode) is int else repr(mode)
+        digits = f"{mode}".removeprefix("0o")
+        is_octal = len(digits) <= 4 and digits != "" and set(digits) <= set("01234567")
+        hint = f"did you mean 0o{int(digits, 8):o}?" if is_octal else "as 0o644"
+        refuse("mode", f"must be between 0 and 0o777, not {said}", hint)
+
+
+def signal_number(value: object) -> int:
+    """The number of a signal; the names that a shell takes are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        name = str(value).upper().removeprefix("SIG")
+        hint = f"as signal.SIG{name if name.isalnum() else 'TERM'}"
+        refuse("signum", f"must be the number of a signal, not {value!r}", hint)
+    return int(value)
+
+
+def waiting_time(value: object) -> None:
+    """Seconds to wait at most; None waits for as long as it takes."""
+    if value is not None:
+        number(value, "timeout_s", 0.0, 366 * 86_400)
 
 
 def number(value: object, field: str, low: float, high: float) -> float:

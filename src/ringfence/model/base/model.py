@@ -48,7 +48,10 @@ class Model:
         values.update(self.__dict__)
         values.update(changes)
         if len(values) > len(self.__match_args__):
-            raise TypeError(f"{type(self).__name__} lacks one of {', '.join(changes)}")
+            from ..mistakes import refuse_names
+
+            known = self.__match_args__
+            refuse_names("altered", [name for name in changes if name not in known], known)
         return made
 
     def to_json(self) -> dict[str, Any]:

@@ -195,8 +195,8 @@ def _check_argv(value: object) -> tuple[str, ...]:
 
 def terminal_size(value: object, field: str) -> tuple[int, int]:
     """Rows and columns of a terminal."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        checks.refuse(field, f"must be two numbers, rows and columns, not {value!r}", "as (24, 80)")
     pair = checks.items(value, field)
-    if len(pair) != 2:
-        checks.refuse(field, "must be two numbers: rows and columns")
     rows, columns = (checks.integer(item, field, 1, 65_535) for item in pair)
     return rows, columns

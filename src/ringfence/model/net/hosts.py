@@ -127,7 +127,9 @@ def read_address(given: str, field: str) -> str:
             if first >> 32 << 32 == _MAPPED:
                 network = ipaddress.ip_network((first & 0xFFFFFFFF, network.prefixlen - 96))
     except ValueError:
-        hint = (_alone(given) if "://" in given else "") or "as 10.0.0.0/8 or 1.2.3.4"
+        url = "://" in given
+        hint = _alone(given) if url else ""
+        hint = hint or ("as example.com, without the URL" if url else "as 10.0.0.0/8 or 1.2.3.4")
         checks.refuse(field, f"{given!r} is not an address or network", hint)
     single = network.prefixlen == network.max_prefixlen
     return str(network.network_address if single else network)

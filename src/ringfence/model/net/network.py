@@ -83,7 +83,8 @@ class NetworkPolicy(Model):
         rules = checks.items(self.rules, "rules")
         if self.mode == UNRESTRICTED and (given or rules):
             field = "allowed_hosts" if given else "rules"
-            checks.refuse(field, "an unrestricted policy has no list of hosts")
+            hint = f'remove {field}, or the mode: "limited" reaches them alone'
+            checks.refuse(field, "an unrestricted policy has no list of hosts", hint)
         if len(given) + len(rules) > MOST_RULES:
             checks.refuse("rules", f"more than {MOST_RULES} rules")
         texts = [

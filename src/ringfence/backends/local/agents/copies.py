@@ -24,7 +24,9 @@ def upload(files: LocalFiles, local: str, remote: str, progress: Progress | None
     from ....launcher.helpers.trees import pack
 
     if not os.path.lexists(local):
-        raise FileNotFound(f"{local}: no such file or directory on this host", path=local)
+        hint = "give a path on this host; a relative path starts at the current directory"
+        what = f"{local}: no such file or directory on this host"
+        raise FileNotFound(what, path=local, hint=hint)
     if not os.path.isdir(local):
         files.make_dir(os.path.dirname(remote))
         with open(local, "rb") as source, files.open_write(remote) as target:
