@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 from ..errors import InvalidRequest
+from ..model.base.checks import parse_duration
 from .options import parse
 from .server.hosting import CLUSTER, NODES
 
@@ -49,7 +51,10 @@ def nodes(argv: Sequence[str]) -> int:
     if not words:
         _show(given, _directory(given))
     elif len(words) == 2 and words[0] in ("drain", "undrain"):
-        admin.drain(_directory(given), words[1], draining=words[0] == "drain")
+        directory = _directory(given)
+        admin.drain(directory, words[1], draining=words[0] == "drain")
+        if words[0] == "drain":
+            return _await_drain(given, directory, words[1])
     else:
         raise InvalidRequest("give nothing, or drain NODE", field="VERB", hint=_usage(NODES))
     return 0
@@ -77,6 +82,30 @@ def _directory(given: dict[str, Any]) -> Directory:
     from ..cluster.directory import connect
 
     return connect(given.get("address", "auto"), given.get("cluster-name", "default"))
+
+
+def _await_drain(given: dict[str, Any], directory: Directory, tag: str) -> int:
+    """Show what is left on a draining node until it is empty; 1: some is left after --wait."""
+    from ..cluster import admin
+
+    most_s = parse_duration(given.get("wait", "10s"), "wait")
+    is_empty = admin.wait_drained(directory, tag, most_s, partial(_show_left, "json" in given))
+    if is_empty and "json" not in given:
+        print(f"node {tag} has no sandbox: stop Ray there")
+    return 0 if is_empty else 1
+
+
+def _show_left(as_json: bool, left: list[dict[str, Any]]) -> None:
+    from .tables import show
+
+    if as_json:
+        print(json.dumps(left), flush=True)
+        return
+    rows = [
+        (each["id"], each["owner"], each["outcome"], each["snapshot"] or each["why"])
+        for each in left
+    ]
+    show(("SANDBOX", "OWNER", "OUTCOME", "SNAPSHOT OR REASON"), rows)
 
 
 def _show(given: dict[str, Any], directory: Directory, *, start: bool = False) -> None:

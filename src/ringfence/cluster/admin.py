@@ -16,9 +16,12 @@ from .scaling import BY_OPERATOR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _STOP_S = 60.0
+_SAVE_S = 600.0  # all sandboxes of a node
+_LOOK_S = 1.0
 _RAY_S = 120.0
 
 
@@ -95,10 +98,62 @@ def drain(directory: Directory, tag: str, *, draining: bool = True) -> None:
     Raises:
         NotFound: There is none of this name.
     """
-    if directory.get(f"node/{tag}") is None:
-        raise NotFound(f"no node {tag!r}", hint="`ringfence nodes` lists them")
+    _form(directory, tag)
     key = f"drain/{tag}"
     directory.put(key, BY_OPERATOR.encode()) if draining else directory.remove(key)
+
+
+def settle(directory: Directory, tag: str) -> list[dict[str, Any]]:
+    """Have a draining node save its sandboxes; for each what became of it. See `Draining.settle`.
+
+    Raises:
+        NotFound: There is no node of this name.
+        ServerUnreachable: Its actor does not answer.
+    """
+    import ray
+
+    form = _form(directory, tag)
+    try:
+        actor = node.find(directory.name, form["ray_id"])
+        found: list[dict[str, Any]] = ray.get(actor.settle.remote(tag), timeout=_SAVE_S)
+    except (ValueError, ray.exceptions.RayError) as exc:
+        hint = "`ringfence nodes` shows whether it is lost"
+        raise ServerUnreachable(f"node {tag} does not answer: {exc}", hint=hint) from exc
+    return found
+
+
+def wait_drained(
+    directory: Directory, tag: str, most_s: float, told: Callable[[list[dict[str, Any]]], None]
+) -> bool:
+    """Wait until a draining node is empty; False: sandboxes are left after that time.
+
+    Args:
+        told: Called with what is left, whenever that has changed.
+    """
+    until, before = time.monotonic() + most_s, None
+    while True:
+        if _form(directory, tag)["is_empty"]:
+            return True
+        left = settle(directory, tag) if _form(directory, tag)["is_draining"] else before
+        if left is not None and left != before:
+            told(left)
+            before = left
+        if time.monotonic() > until and before is not None:
+            return False
+        time.sleep(_LOOK_S)
+
+
+def _form(directory: Directory, tag: str) -> dict[str, Any]:
+    """The last report of a node.
+
+    Raises:
+        NotFound: There is none of this name.
+    """
+    value = directory.get(f"node/{tag}")
+    if value is None:
+        raise NotFound(f"no node {tag!r}", hint="`ringfence nodes` lists them")
+    form: dict[str, Any] = json.loads(value)
+    return form
 
 
 def down(directory: Directory) -> int:
@@ -129,4 +184,4 @@ def down(directory: Directory) -> int:
     return len(actors)
 
 
-__all__ = ["down", "drain", "nodes", "start", "troubles", "up"]
+__all__ = ["down", "drain", "nodes", "settle", "start", "troubles", "up", "wait_drained"]

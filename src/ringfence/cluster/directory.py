@@ -179,15 +179,11 @@ class Directory:
             if each["Alive"]
         }
 
-    def heads(self) -> set[str]:
-        """Ids of Ray's nodes that are its head: one, while it lives."""
+    def ray_resources(self) -> dict[str, dict[str, float]]:
+        """Resources in all of each of Ray's nodes that it calls alive, by their ids."""
         import ray
 
-        return {
-            each["NodeID"]
-            for each in self._ask(ray.nodes)
-            if each["Alive"] and HEAD in each["Resources"]
-        }
+        return {each["NodeID"]: each["Resources"] for each in self._ask(ray.nodes) if each["Alive"]}
 
 
 class KeyRing:

@@ -80,6 +80,7 @@ class Behind:
                 await self.proxy.pass_on(node.address, inbound)
                 return
             except NotSent:
+                node.unreached_at = time.monotonic()
                 # Its actor starts the daemon again, or the node is lost: known in seconds.
                 if time.monotonic() > until:
                     raise

@@ -27,6 +27,7 @@ from ..errors import RingfenceError
 from ..images.store import ImageStore
 from ..model.places import state_directory
 from .directory import Directory, namespace_of
+from .draining import Draining
 from .nodes import await_gateways, machine
 from .tls import identity
 
@@ -105,6 +106,10 @@ class Node:
         for each in self._shards:
             each.stop()
 
+    def settle(self, tag: str) -> list[dict[str, Any]]:
+        """Save the sandboxes of one of the shards; see `Draining.settle`."""
+        return [form for each in self._shards if each.tag == tag for form in each.settle()]
+
     def release(self) -> None:
         """End every shard, of which none has a sandbox, and then this actor, so that Ray may end the node."""
         import ray
@@ -130,6 +135,8 @@ class Shard:
         self._beat, self._facts_at, self._started_at = 0, 0.0, 0
         self._changed: dict[str, bytes] = {}
         self._drains = False
+        has_store = bool(config.get("snapshot_store"))
+        self._draining = Draining(self._ask, has_store=has_store)
         self._facts: dict[str, Any] = {}
         self._listed: list[dict[str, Any]] = []
         self._ended, self._lock = threading.Event(), threading.Lock()
@@ -181,6 +188,10 @@ class Shard:
                 self._directory.remove(f"{kind}/{self._tag}")
             self._end()
         return True
+
+    def settle(self) -> list[dict[str, Any]]:
+        """Save the sandboxes of a node that drains, as far as that can be; see `Draining.settle`."""
+        return self._draining.settle() if self._drains else []
 
     def is_empty(self) -> bool:
         """Return whether the daemon drains, has no sandbox and makes none."""
@@ -381,7 +392,11 @@ class Shard:
     def _tell_of_sandboxes(self) -> None:
         """Keep in the directory what is said of the sandboxes should the node be lost."""
         page = self._get(f"/v1/sandboxes?limit={min(1000, _MOST_SHOWN)}")
-        shown = [{name: each[name] for name in _SHOWN} for each in page["items"]]
+        shown = [
+            {name: each[name] for name in _SHOWN}
+            | {"snapshot": self._draining.snapshot_of(each["id"])}
+            for each in page["items"]
+        ]
         if shown != self._listed:
             self._directory.put(f"list/{self._tag}", json.dumps(shown).encode())
             self._listed = shown
@@ -395,8 +410,8 @@ class Shard:
             kind = {} if body is None else {"content-type": "application/json"}
             connection.request(method, path, body, kind)
             response = connection.getresponse()
-            found: dict[str, Any] = json.loads(response.read())
-            if response.status != 200:
+            found: dict[str, Any] = json.loads(response.read() or b"{}")
+            if response.status not in (200, 201, 204):
                 raise http.client.HTTPException(f"{path}: {response.status}")
             return found
         finally:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 KEYS_S = 0.1
 """Between two looks whether keys were changed."""
+UNREACHED_S = 5.0
+"""After a failed connection: new sandboxes go elsewhere. The node may be well, and cut off from here."""
 SILENT_S = 2.5
 """Without a beat: nothing new is placed there."""
 LOST_S = 8.0
@@ -52,12 +54,14 @@ class Known:
         beat: Text that changes while its actor lives; clocks of different machines are not compared.
         heard_at: When it last changed, by this machine's monotonic clock.
         pending: Creates that were sent there since.
+        unreached_at: When this gateway could not connect to it, although it lives.
     """
 
     tag: str
     form: dict[str, Any]
     heard_at: float
     pending: int = 0
+    unreached_at: float = float("-inf")
 
     @property
     def address(self) -> str:
@@ -167,8 +171,8 @@ class Nodes:
         }
 
     def _rank(self) -> None:
-        """Let the ready nodes be chosen from, as they are now."""
-        fleet = Fleet(each.state() for each in self.ready())
+        """Let the ready nodes be chosen from, as they are now; none on which no backend works."""
+        fleet = Fleet(each.state() for each in self.ready() if each.form["backends"])
         self._fleet = fleet  # at once: the event loop chooses meanwhile
 
     def _judge(self, known: Known, raylet: tuple[str, int], silent_s: float) -> None:
@@ -260,6 +264,11 @@ class Nodes:
         """How long a create waits for a node that was asked for."""
         return self._scaling.wait_s if self._scaling is not None and self.may_grow else 0.0
 
+    def unreached(self) -> set[str]:
+        """Nodes that this gateway could not connect to just now."""
+        before = time.monotonic() - UNREACHED_S
+        return {each.tag for each in self._known.values() if each.unreached_at > before}
+
     def troubles(self) -> str:
         """Say which nodes' daemons do not start, and why; empty where all do."""
         return "; ".join(f"node {tag}: {why}" for tag, why in sorted(self._troubles.items()))
@@ -324,13 +333,15 @@ class Nodes:
 
 def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:
     """The error for a sandbox whose node is gone, with what was known of it."""
-    told = ""
+    told, hint = "", "create it again: another node takes it"
+    if known and known.get("snapshot"):
+        hint = f"it was saved before: create it again with snapshot_id={known['snapshot']!r}"
     if known:
         named = f" {known['name']!r}" if known["name"] else ""
         told = f":{named} it was {known['state']}, made at {known['created_at']:.0f}"
     return SandboxLost(
         f"sandbox {any_id} went with its node{told}",
-        hint="create it again: another node takes it",
+        hint=hint,
         retryable=True,
     )
 

@@ -154,6 +154,7 @@ class Placer:
             bounded = _bounded(inbound.caller, placing.has, node.tag)
             answer = await self._proxy.begin(node.address, inbound, bounded)
         except NotSent:
+            node.unreached_at = time.monotonic()
             if time.monotonic() > until:
                 raise
             if node is fixed or node.tag in placing.tried or placing.names:
@@ -184,7 +185,8 @@ class Placer:
     def _choose(self, placing: Placing) -> Known | None:
         """Choose a node; None: the last refusal is the answer."""
         try:
-            return self._nodes.choose(replace(placing.need, avoid=frozenset(placing.tried)))
+            avoid = frozenset(placing.tried | self._nodes.unreached())
+            return self._nodes.choose(replace(placing.need, avoid=avoid))
         except RingfenceError:
             if placing.refused is not None:
                 return None

@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 import time
+from dataclasses import replace
 
 from ..daemon.membership import Scaling
 from ..errors import RingfenceError
@@ -114,15 +115,17 @@ class Scaler:
         shards: dict[str, list[Known]] = {}
         for each in self._nodes.all():
             shards.setdefault(each.form["ray_id"], []).append(each)
-        heads = self._directory.heads()
         drains = self._directory.many("drain/")
-        alive = self._directory.ray_nodes()
+        alive = self._directory.ray_resources()
         released = self._released(shards, alive)
         return [
-            self._sample(
-                ray_id, shards.get(ray_id, []), drains, ray_id in heads, ray_id in released
+            replace(
+                self._sample(ray_id, shards.get(ray_id, []), drains),
+                is_head=HEAD in resources,
+                is_released=ray_id in released,
+                fits=all(resources.get(name, 0) >= n for name, n in self._config.resources.items()),
             )
-            for ray_id in alive
+            for ray_id, resources in alive.items()
         ]
 
     def _released(self, shards: dict[str, list[Known]], alive: Collection[str]) -> set[str]:
@@ -138,14 +141,7 @@ class Scaler:
                 self._release(ray_id)
         return found
 
-    def _sample(
-        self,
-        ray_id: str,
-        shards: list[Known],
-        drains: dict[str, bytes],
-        is_head: bool,
-        is_released: bool,
-    ) -> Sample:
+    def _sample(self, ray_id: str, shards: list[Known], drains: dict[str, bytes]) -> Sample:
         forms = [each.form for each in shards]
         rooms = [room_of(form, self._config) for form in forms]
         active = sum(form["active"] for form in forms)
@@ -155,8 +151,6 @@ class Scaler:
             ray_id,
             is_known=bool(shards),
             is_fresh=all(each.heard_at >= before for each in shards),
-            is_head=is_head,
-            is_released=is_released,
             active=active,
             waiting=sum(form["waiting"] for form in forms),
             room=sum(room for room, _ in rooms),

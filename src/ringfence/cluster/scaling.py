@@ -30,6 +30,7 @@ class Sample:
         is_fresh: They did so just now.
         is_head: Ray's head, which is never released.
         is_released: Its actor was ended: Ray ends the node, too.
+        fits: It has the resources by which nodes are asked for: a head often has none.
         active: Clients' sandboxes.
         waiting: Creates that wait for room there.
         room: Sandboxes that it could still take.
@@ -44,6 +45,7 @@ class Sample:
     is_fresh: bool = True
     is_head: bool = False
     is_released: bool = False
+    fits: bool = True
     active: int = 0
     waiting: int = 0
     room: int = 0
@@ -64,7 +66,7 @@ class Decision:
 
     Attributes:
         wanted: Nodes that take sandboxes, those that start counted.
-        asked: Nodes to ask Ray for in all; 0: none, what is there is kept by its actor.
+        asked: Bundles of a node's resources to ask Ray for in all; 0: none, what is there is kept by its actor.
         drain, undrain, release, reclaim: Nodes of Ray, by id.
     """
 
@@ -108,7 +110,7 @@ class Policy:
         rest = [each for each in usable if each not in kept]
         return Decision(
             wanted=present + len(reclaim) + more,
-            asked=len(samples) + more if more or starting else 0,
+            asked=sum(each.fits for each in samples) + more if more or starting else 0,
             # At once: a node that new sandboxes fall on now and then would never be idle for long.
             drain=tuple(each.ray_id for each in rest if not each.drain),
             undrain=tuple(each.ray_id for each in kept if each.drain == BY_SCALING),
@@ -148,7 +150,7 @@ def _is_usable(sample: Sample) -> bool:
 
 def room_of(form: dict[str, Any], config: Scaling) -> tuple[int, int]:
     """Reckon how many more sandboxes the node of a report could take; and without its load."""
-    slots = form["max_sandboxes"] - form["active"]
+    slots = form["max_sandboxes"] - form["active"] if form["backends"] else 0
     room = max(0, min(slots, form["free_memory_bytes"] // (config.memory_mb << 20)))
     is_busy = config.load and form["load"] > config.load * form["cpus"]
     return 0 if is_busy else room, room

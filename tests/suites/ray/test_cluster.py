@@ -28,7 +28,14 @@ from ringfence.cluster.proxy import Proxy
 from ringfence.cluster.scatter import Scatter
 from ringfence.cluster.tls import client_context, identity
 from ringfence.cluster.upstream import Pool
-from ringfence.errors import QuotaExceeded, SandboxLost, SnapshotNotFound, Unauthenticated
+from ringfence.errors import (
+    QuotaExceeded,
+    SandboxLost,
+    SandboxNotFound,
+    ServerUnreachable,
+    SnapshotNotFound,
+    Unauthenticated,
+)
 from ringfence.model.base.ids import node_of
 
 from .conftest import node_options
@@ -40,13 +47,32 @@ NAME = ("--cluster-name", "of-a-test")
 PATIENCE_S = 60.0
 
 
+_MAIN = "from ringfence.cli.main import main; import sys; sys.exit(main())"
+_AHEAD = "import time; clock = time.time; time.time = lambda: clock() + 60.0\n"
+_CUT_OFF = """
+from ringfence.cluster import upstream
+connect = upstream._connect
+async def connect_unless_cut_off(address, pool):
+    if address in open({path!r}).read().split():
+        raise upstream.NotSent("the node does not answer: the network is cut")
+    return await connect(address, pool)
+upstream._connect = connect_unless_cut_off
+"""
+
+
 class Gateway:
     """A running `ringfence serve --cluster`."""
 
     def __init__(
-        self, address: str, state_dir: Path, *more: str, name: tuple[str, ...] = NAME
+        self,
+        address: str,
+        state_dir: Path,
+        *more: str,
+        name: tuple[str, ...] = NAME,
+        program: str = "",
     ) -> None:
-        command = [sys.executable, "-m", "ringfence", "serve", "--json", "--cluster", address]
+        python = [sys.executable, *(("-c", program + _MAIN) if program else ("-m", "ringfence"))]
+        command = [*python, "serve", "--json", "--cluster", address]
         options = ["--state-dir", str(state_dir), "--listen", "127.0.0.1:0", *name, *more]
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -345,6 +371,77 @@ def _beat(cluster: Any, tag: str) -> str:
     return next((_beat_of(each) for each in _nodes(cluster) if each["node"] == tag), "")
 
 
+def test_a_gateway_whose_clock_is_a_minute_ahead_serves_as_the_others(
+    cluster: Any, gateway: Gateway, place: Path
+) -> None:
+    ahead = Gateway(cluster.address, place / "ahead", program=_AHEAD)
+    try:
+        with Client(gateway.unix) as client, Client(ahead.unix) as other:
+            made = [client.create(), other.create()]
+            key = other.make_key("eve", max_sandboxes=1)["key"]
+            for each in (client, other):
+                assert {one.id for one in made} == {one.id for one in each.list()}
+                assert all(b"x\n" == each.get(o.id).exec(["echo", "x"]).stdout for o in made)
+            with Client(gateway.tcp, key=key) as eve:
+                mine = eve.create()
+            with Client(ahead.tcp, key=key) as eve, pytest.raises(QuotaExceeded):
+                eve.create()
+            for any_id in (mine.id, *(each.id for each in made)):
+                client.get(any_id).terminate()
+    finally:
+        ahead.end()
+
+
+def test_a_gateway_that_is_cut_off_from_a_node_says_so_and_loses_nothing(
+    cluster: Any, gateway: Gateway, place: Path
+) -> None:
+    """The node lives: no other gateway calls it lost, and here new sandboxes go elsewhere."""
+    cut = place / "cut"
+    at = _nodes(cluster)[0]
+    cut.write_text(f"unix:{at['socket']} {at['address']}")
+    other = Gateway(cluster.address, place / "o", program=_CUT_OFF.format(path=str(cut)))
+    try:
+        with Client(gateway.unix) as client, Client(other.unix, retries=0) as beside:
+            there = _created_on(client, at["node"])
+            with pytest.raises(ServerUnreachable, match="cut"):
+                beside.get(there.id)
+            with pytest.raises(ServerUnreachable, match=f"node {at['node']} does not answer"):
+                beside.list()
+            made = [beside.create() for _ in range(5)]
+            assert at["node"] not in {node_of(each.id) for each in made}
+            assert b"x\n" == there.exec(["echo", "x"]).stdout
+            assert {there.id, *(each.id for each in made)} == {each.id for each in client.list()}
+            cut.write_text("")
+            assert b"x\n" == beside.get(there.id).exec(["echo", "x"]).stdout
+            for each in (there, *made):
+                client.get(each.id).terminate()
+    finally:
+        other.end()
+
+
+def test_two_clusters_on_one_machine_know_nothing_of_each_other(
+    cluster: Any, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name = ("--cluster-name", "beside")
+    second = Gateway(cluster.address, tmp_path_factory.mktemp("b"), name=name)
+    try:
+        with Client(gateway.unix) as client, Client(second.unix) as beside:
+            ours, theirs = client.create(), beside.create()
+            assert [ours.id] == [each.id for each in client.list()]
+            assert [theirs.id] == [each.id for each in beside.list()]
+            with pytest.raises(SandboxNotFound):
+                beside.get(ours.id)
+            key = client.make_key("ann")["key"]
+            with Client(second.tcp, key=key) as ann:
+                assert _is_refused(ann)
+            command = [sys.executable, "-m", "ringfence", "cluster", "down"]
+            subprocess.run([*command, "--address", cluster.address, *name], check=True)
+            assert b"x\n" == ours.exec(["echo", "x"]).stdout
+            ours.terminate()
+    finally:
+        second.end()
+
+
 def test_a_lost_node_takes_its_sandboxes_alone(
     cluster: Any, three: list[Any], place: Path, config: Path
 ) -> None:
@@ -388,6 +485,60 @@ def test_a_lost_node_takes_its_sandboxes_alone(
             assert node_of(client.create().id) in made
     finally:
         gateway.end()
+
+
+def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
+    cluster: Any, three: list[Any], place: Path, config: Path
+) -> None:
+    """Its owner restores the saved one elsewhere, by the snapshot that the error of the loss names."""
+    gateway = Gateway(cluster.address, place / "drains", "--config", str(config))
+    added = cluster.add_node(**node_options())
+    try:
+        with Client(gateway.unix) as client:
+            _until(lambda: added.node_id in {each["ray_id"] for each in _nodes(cluster)})
+            (at,) = (each for each in _nodes(cluster) if each["ray_id"] == added.node_id)
+            idle, busy = (_created_on(client, at["node"]) for _ in range(2))
+            idle.files.write("/tmp/kept", b"kept")
+            busy.start(["sleep", "1000"])
+            _until(lambda: _drained(cluster, at["node"], "1s")[busy.id]["outcome"] == "stays")
+            left = _drained(cluster, at["node"], "1s")
+            assert "it runs 1 commands" == left[busy.id]["why"]
+            saved = left[idle.id]["snapshot"]
+            assert "saved" == left[idle.id]["outcome"]
+            assert [saved] == [each.id for each in client.snapshots()]
+            _until(lambda: saved in (Directory(NAME[1]).get(f"list/{at['node']}") or b"").decode())
+            cluster.remove_node(added, allow_graceful=False)
+            _until(lambda: _is_lost(client, idle.id))
+            with pytest.raises(SandboxLost, match=saved):
+                idle.exec(["true"])
+            restored = client.restore(saved)
+            assert b"kept" == restored.files.read("/tmp/kept")
+            restored.terminate()
+            client.delete_snapshot(saved)
+    finally:
+        gateway.end()
+
+
+def _created_on(client: Client, tag: str) -> Any:
+    for _ in range(100):
+        made = client.create()
+        if node_of(made.id) == tag:
+            return made
+        made.terminate()
+    raise AssertionError(f"none of 100 sandboxes fell on node {tag}")
+
+
+def _drained(cluster: Any, tag: str, wait: str) -> dict[str, dict[str, Any]]:
+    """Drain a node by the command line: what is left, by sandbox."""
+    command = [sys.executable, "-m", "ringfence", "nodes", "drain", tag, "--json", "--wait", wait]
+    done = subprocess.run(
+        [*command, "--address", cluster.address, *NAME],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert 1 == done.returncode, "some is left"
+    return {each["id"]: each for each in json.loads(done.stdout.splitlines()[-1])}
 
 
 def _is_lost(client: Client, any_id: str) -> bool:

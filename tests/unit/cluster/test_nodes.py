@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, cast
 
 import pytest
 
 from ringfence.cluster.directory import Directory
-from ringfence.cluster.nodes import Nodes
+from ringfence.cluster.nodes import UNREACHED_S, Nodes, NoNodes
+from ringfence.cluster.placement import Need
 from ringfence.errors import SandboxLost
 
 MADE = {"id": "sbx-1", "session_id": "ses-1", "owner": "ann", "name": "", "state": "ready"}
@@ -89,3 +91,33 @@ def test_a_node_is_known_or_lost_at_every_moment() -> None:
     assert nodes.find("n0") is None
     with pytest.raises(SandboxLost, match="went with its node"):
         nodes.check_lost("sbx-1", "n0", "ann")
+
+
+def test_a_node_without_user_namespaces_is_never_chosen() -> None:
+    """No backend works there. Three of them would use up the tries of a create that others could serve."""
+    directory = _Directory()
+    for i in range(1, 6):
+        backends = ["native"] if i == 5 else []
+        form = {**FORM, "node": f"n{i}", "max_sandboxes": 100, "backends": backends}
+        directory.values[f"node/n{i}"] = json.dumps(form).encode()
+    nodes = Nodes(cast("Directory", directory), lambda _: None)
+    nodes.look()
+
+    assert {"n5"} == {nodes.choose(Need()).tag for _ in range(50)}
+    directory.values["node/n5"] = json.dumps({**FORM, "node": "n5", "beat": "2"}).encode()
+    nodes.look()
+    with pytest.raises(NoNodes):  # one of them is asked then, which says what is missing
+        nodes.choose(Need())
+
+
+def test_a_node_that_cannot_be_reached_from_here_is_avoided_for_a_while() -> None:
+    directory = _Directory()
+    nodes = Nodes(cast("Directory", directory), lambda _: None)
+    nodes.look()
+    known = nodes.find("n0")
+    assert known is not None
+    assert set() == nodes.unreached()
+    known.unreached_at = time.monotonic()
+    assert {"n0"} == nodes.unreached()
+    known.unreached_at -= UNREACHED_S
+    assert set() == nodes.unreached()

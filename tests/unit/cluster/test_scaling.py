@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,12 @@ def test_it_asks_for_no_more_than_may_be() -> None:
     assert (4, 4) == _size(policy.decide([FULL_HEAD], 100, 0.0))
     drained = replace(FULL_HEAD, ray_id="d", is_head=False, drain=BY_OPERATOR)
     assert (3, 4) == _size(policy.decide([FULL_HEAD, drained], 100, 0.0))
+
+
+def test_a_head_without_processors_is_in_no_bundle() -> None:
+    """Else Ray would start one node more than is missing."""
+    head = replace(FULL_HEAD, fits=False)
+    assert (2, 1) == _size(Policy(CONFIG).decide([head], 0, 0.0))
 
 
 def test_a_node_that_never_starts_is_made_up_for() -> None:
@@ -127,7 +134,15 @@ def _any(draw: random.Random, ray_id: str) -> Sample:
 
 
 def test_room_is_the_least_of_slots_memory_and_load() -> None:
-    form = {"active": 2, "max_sandboxes": 10, "free_memory_bytes": 1 << 30, "load": 0.5, "cpus": 1}
+    form: dict[str, Any] = {
+        "active": 2,
+        "max_sandboxes": 10,
+        "free_memory_bytes": 1 << 30,
+        "load": 0.5,
+        "cpus": 1,
+    }
+    form["backends"] = ["native"]
+    assert (0, 0) == room_of({**form, "backends": []}, CONFIG)
     assert (4, 4) == room_of(form, CONFIG)
     assert (8, 8) == room_of({**form, "free_memory_bytes": 1 << 40}, CONFIG)
     assert (0, 4) == room_of({**form, "load": 1.5}, CONFIG)

@@ -185,9 +185,16 @@ NODES = Command(
     "nodes",
     "List the nodes of a cluster, or drain one.",
     arguments="[drain NODE | undrain NODE] [OPTIONS]",
-    options=(*_OF_A_CLUSTER, JSON, HELP),
+    options=(
+        *_OF_A_CLUSTER,
+        Option("wait", "TIME", "drain: wait so long for its sandboxes to end; default: 10s"),
+        JSON,
+        HELP,
+    ),
     words="drain undrain",
-    details="A node that drains takes no new sandboxes; those that it has go on.",
+    details="""\
+A node that drains takes no new sandboxes; those that it has go on. With `snapshot_store`, the files of
+idle ones are saved, for their owners to restore elsewhere. The exit code is 1 while any is left.""",
     examples=(("before maintenance", "ringfence nodes drain 38a31f91"),),
 )
 
