@@ -268,9 +268,13 @@ def test_copies_and_their_bounds(ann: httpx.Client, daemon: Daemon) -> None:
         {"copy": digest, "source": "src", "to": "/srv/data"},
         {"copy": digest, "source": "c.txt", "to": "/srv/data/"},
         {"copy": digest, "source": "src/*.txt", "to": "/srv/text", "mode": "600"},
+        {"workdir": "/srv/work"},
+        {"copy": digest, "source": "c.txt", "to": "."},
+        {"copy": digest, "source": "src", "to": "more/src"},
     )
     found = run(ann, "copied", "cd /srv; find . -type f -printf '%P %m\\n' | sort")
     wanted = "data/a.txt 644\ndata/c.txt 644\ndata/sub/b.txt 644\ntext/a.txt 600\n"
+    wanted += "work/c.txt 644\nwork/more/src/a.txt 644\nwork/more/src/sub/b.txt 644\n"
     assert wanted == found
     assert 422 == ann.put(f"/v1/uploads/{'0' * 64}", content=data).status_code
     large = b"x" * 200_000
@@ -485,3 +489,30 @@ def test_matplotlibs_fonts_are_listed_once(ann: httpx.Client) -> None:
     assert any("no list of fonts" in each for each in said(ann, "plots"))
     assert "No module named 'nothing'" in run(ann, "plots", _IS_MADE)
     ann.delete("/v1/templates/plots")
+
+
+def test_a_layer_made_anew_leaves_earlier_builds_what_they_have(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Also after a restart, which removes layers that nothing needs."""
+    state = tmp_path / "state"
+    daemon = start_daemon(state_dir=state)
+    first, more = {"run": "date +%N > ~/one"}, {"run": "date +%N > ~/two"}
+
+    def times(client: httpx.Client, name: str) -> list[str]:
+        return run(client, name, "cat ~/one ~/two").split()
+
+    with daemon.client() as client:
+        assert "ready" == build(client, "old", first, more)["status"]
+        before = times(client, "old")
+        assert "ready" == build(client, "new", first, {**more, "fresh": True})["status"]
+        anew = times(client, "new")
+        assert (before[0], False) == (anew[0], before[1] == anew[1])
+        assert "ready" == build(client, "new", first, more, fresh=True)["status"]
+        assert "ready" == build(client, "same", first, more)["status"]
+        assert times(client, "new") == times(client, "same") != anew
+    daemon.stop()
+    with start_daemon(state_dir=state).client() as client:
+        assert before == times(client, "old")
+        left = client.get("/v1/snapshots").json()["items"]
+        assert 4 == len(left), "two layers of `old`, two of `new`; those in between are gone"

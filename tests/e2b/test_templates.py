@@ -7,6 +7,7 @@ import io
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -158,6 +159,37 @@ def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[s
     refused = begin(bob, own, copy)
     assert (400, True) == (refused.status_code, "not uploaded" in refused.json()["message"])
     bob.api("DELETE", f"/templates/{own['templateID']}")
+
+
+def test_equal_builds_of_two_owners_at_once_share_nothing(client: Client, bob: Client) -> None:
+    """The same name, steps and hash of files, but other files: each owner gets what its own were."""
+
+    def built(owner: Client, content: bytes) -> tuple[dict[str, Any], bytes]:
+        made = owner.api("POST", "/v3/templates", json={"name": "equal"}).json()
+        url = upload_url(owner, made)
+        assert 200 == owner.http.put(url, content=archive("file", content)).status_code
+        copy = step("COPY", "file", "/home/user/", "", "", filesHash=_HASH)
+        show = step("RUN", "cat ~/file ~/file > ~/twice; sleep 0.3")
+        assert 202 == begin(owner, made, copy, show).status_code
+        assert "ready" == ended(owner, made)["status"]
+        box = owner.create(templateID="equal")
+        found = box.call("GET", "/files?path=/home/user/twice").content
+        owner.api("DELETE", f"/sandboxes/{box.id}")
+        return made, found
+
+    with ThreadPoolExecutor(4) as pool:
+        who = [(client, b"ann"), (bob, b"bob")]
+        running = [pool.submit(built, *each) for each in who for _ in range(2)]
+        found = [each.result() for each in running]
+    assert [b"annann", b"annann", b"bobbob", b"bobbob"] == [each for _, each in found]
+    ids = [made["templateID"] for made, _ in found]
+    assert (ids[0], ids[2]) == (ids[1], ids[3])
+    assert ids[0] != ids[2]
+    for owner, template in ((client, ids[2]), (bob, ids[0])):
+        refused = owner.api("POST", "/sandboxes", json={"templateID": template})
+        assert 404 == refused.status_code, "the other owner's, by its id"
+    for owner, template in ((client, ids[0]), (bob, ids[2])):
+        owner.api("DELETE", f"/templates/{template}")
 
 
 @pytest.mark.parametrize(

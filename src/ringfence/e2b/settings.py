@@ -28,7 +28,8 @@ _BUILT_IN_SPEC = SandboxSpec(
     mounts=(Mount("/workspace", "", READ_WRITE, protect=()),),
     env={
         "PATH": f"/opt/ringfence:{HOME}/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
-        ":/sbin:/bin"
+        ":/sbin:/bin",
+        "NPM_CONFIG_PREFIX": f"{HOME}/.local",  # of `npm install -g`: /usr is read-only
     },
 )
 _BUILT_IN = ("base", "code-interpreter-v1")

@@ -73,8 +73,11 @@ def request_of(
             " give the image without a login",
         )
     base = _base(call, form)
-    given = field(form, "steps", list, [])
-    steps = [_step(call, each, template.owner, base) for each in given]
+    asked = field(form, "steps", list, [])
+    steps = [
+        replace(_step(call, each, template.owner, base), fresh=field(each, "force", bool, False))
+        for each in asked
+    ]
     wanted = replace(base, network=settings.internet, limits=_bounded(call, limits), id=None)
     try:
         request = TemplateRequest(

@@ -41,6 +41,7 @@ class TemplateStep(Model):
         user: Of this step; alone, of later steps and of sandboxes.
         network: Policy of this step; None for that of `base`, and the index for `pip_install`.
         timeout_s: Of this step.
+        fresh: Do this step and those after it anew.
     """
 
     run: tuple[str, ...] = ()
@@ -55,8 +56,10 @@ class TemplateStep(Model):
     user: str = ""
     network: NetworkPolicy | None = None
     timeout_s: float | None = None
+    fresh: bool = False
 
     def __post_init__(self) -> None:
+        checks.flag(self.fresh, "fresh")
         given = [name for name in _KINDS if getattr(self, name)]
         if len(given) != 1 and (len(given) != 2 or given[0] not in ("run", "pip_install", "copy")):
             checks.refuse("", f"a step is one of {', '.join(_KINDS)}", 'as {"run": "make"}')
@@ -111,7 +114,9 @@ class TemplateStep(Model):
     def to_json(self) -> dict[str, Any]:
         """The JSON object of what is set."""
         form = jsonform.dump(self)
-        return {name: value for name, value in form.items() if value not in ("", [], {}, None)}
+        return {
+            name: value for name, value in form.items() if value not in ("", [], {}, None, False)
+        }
 
     @classmethod
     def from_json(cls, data: object) -> Self:

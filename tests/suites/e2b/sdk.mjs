@@ -1,5 +1,5 @@
 // E2B's JavaScript SDK on a Ringfence server: prints one JSON object of what it saw.
-const { Sandbox } = await import(process.env.SUITE_SDK)
+const { Sandbox, Template } = await import(process.env.SUITE_SDK)
 const seen = {}
 const box = await Sandbox.create({ timeoutMs: 60_000, metadata: { made: 'by-js' } })
 try {
@@ -47,4 +47,11 @@ try {
   seen.killed = await box.kill()
 }
 seen.after = await box.isRunning()
+const steps = Template().fromBaseImage().setWorkdir('/home/user/app').copy('sdk.mjs', '.')
+const template = steps.runCmd('wc -l < sdk.mjs > lines').setReadyCmd('test -s lines')
+await Template.build(template, 'by-js')
+seen.exists = [await Template.exists('by-js'), await Template.exists('nowhere')]
+const built = await Sandbox.create('by-js')
+seen.built = (await built.commands.run('cat lines; wc -l < sdk.mjs')).stdout.split('\n')
+await built.kill()
 console.log(JSON.stringify(seen))

@@ -257,6 +257,9 @@ def test_the_javascript_sdk() -> None:
         text=True,
     )
     assert "" == done.stderr
+    seen = json.loads(done.stdout)
+    lines = str(len(Path(command[1]).read_text().splitlines()))
+    assert [lines, lines, ""] == seen.pop("built")
     assert {
         "running": True,
         "state": "running",
@@ -277,4 +280,5 @@ def test_the_javascript_sdk() -> None:
         "listed": 1,
         "killed": True,
         "after": False,
-    } == json.loads(done.stdout)
+        "exists": [True, False],
+    } == seen

@@ -64,7 +64,7 @@ class Build:
         self._lease: Lease | None = None
         self._thread = threading.Thread(target=self._run, name="ringfence-template", daemon=True)
         self.layers: list[str] = []
-        self._needs_fonts = False
+        self._needs_fonts = self._is_fresh = False
         self._over: Built | None = None  # the template that this one lies over
 
     def start(self) -> None:
@@ -114,11 +114,13 @@ class Build:
         ends = time.monotonic() + min(request.timeout_s or 1e9, self._bounds.build_s)
         spec, key = self._base(request)
         own = spec.env
-        size = 0
+        size, self._is_fresh = 0, request.fresh
         # Nothing but the host's programs has run.
         is_clean = spec.image is None and spec.template == "default"
         for number, step in enumerate(request.steps, 1):
             log.step = number
+            if step.fresh:
+                self._is_fresh, step = True, replace(step, fresh=False)
             log.say(f"[{number}/{len(request.steps)}] {step.title}")
             self._note(step=number)
             self._check(ends)
@@ -166,7 +168,7 @@ class Build:
     ) -> int:
         """Put a step's layer on top, made where it is not known; its size."""
         with self._manager.keys.turn(self._client, key):
-            layer = None if request.fresh else self._known(key)
+            layer = None if self._is_fresh else self._known(key)
             if layer is None:
                 layer = self._layer(step, key, spec, request.backend, log, ends, has_cache)
             elif step is not steps.FONTS:
@@ -232,7 +234,7 @@ class Build:
             self._check(ends)
             made = self._manager.snapshot(lease.id, {LABEL: self.template.id}, self._client)
         layer = LayerRecord(self.owner, key, made.id, made.size_bytes, time.time())
-        templates.records.add(layer)
+        templates.put(layer)
         return layer
 
     def _sandbox(self, spec: SandboxSpec, backend: str, ends: float) -> _Leased:

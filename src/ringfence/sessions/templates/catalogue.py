@@ -29,6 +29,7 @@ from ...store.templates import (
     RESERVED,
     WAITING,
     BuildRecord,
+    LayerRecord,
     TemplateRecord,
 )
 from .. import snapshots
@@ -443,9 +444,17 @@ class Templates:
         }
         self.places.tidy(self.bounds.keep_s if keep_s is None else keep_s, uploads)
 
+    def put(self, layer: LayerRecord) -> None:
+        """Write a layer down; one of the same key goes, unless a build needs it."""
+        old = self.records.layer(layer.owner, layer.key)
+        self.records.add(layer)
+        if old is not None and old.snapshot not in self._needed(layer.owner):
+            self._remove_layer(old.snapshot)
+
     def _collect_orphans(self) -> None:
         """Remove snapshots of builds that were killed before they were written down as layers."""
-        known = {each.snapshot for each in self.records.layers()}
+        # A layer that was made anew under its key is still part of earlier builds.
+        known = {each.snapshot for each in self.records.layers()} | self._needed(None)
         for record in self.manager.store.snapshots():
             if record.owner.startswith("template-builds-") and record.id not in known:
                 self._remove_layer(record.id)

@@ -42,6 +42,7 @@ exit 1
 _COPY = r"""
 set -e
 archive=$1 source=$2 target=$3 mode=$4
+case $target in /*) ;; *) target=$PWD/$target ;; esac
 stage=$(mktemp -d /tmp/.copy.XXXXXX)
 tar -xf "$archive" -C "$stage" -o
 rm -f "$archive"
@@ -60,11 +61,17 @@ if [ -z "$source" ] || [ "$source" = . ]; then put "$stage"
 elif [ -e "$source" ] || [ -L "$source" ]; then put "$source"
 else
   case $target in */) ;; *) target=$target/ ;; esac
-  IFS= found=
-  for each in $source; do
-    if [ -e "$each" ] || [ -L "$each" ]; then put "$each"; found=1; fi
+  IFS=
+  mkdir -p "$target"
+  set -- $source
+  [ -e "$1" ] || [ -L "$1" ] || { echo "the upload has no $source" >&2; exit 1; }
+  for each do
+    [ ! -d "$each" ] || [ -L "$each" ] || put "$each"
   done
-  [ -n "$found" ] || { echo "the upload has no $source" >&2; exit 1; }
+  # Files at once: two programs for each of thousands take seconds.
+  for each do
+    [ -d "$each" ] && [ ! -L "$each" ] || printf './%s\0' "$each"
+  done | xargs -0 sh -c '[ $# = 0 ] || cp -a "$@" "$0"' "$target"
 fi
 cd /
 chmod -R u+rwX "$stage" 2>/dev/null || true
