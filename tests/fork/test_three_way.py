@@ -9,8 +9,9 @@ import subprocess
 import tarfile
 import tempfile
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,9 @@ from ringfence.fork.text import TextMerger
 from ringfence.fork.three_way import Plan
 from ringfence.fork.trees import HostTree, StreamTree
 
+if TYPE_CHECKING:
+    from ringfence.fork.trees import Pack
+
 pytestmark = pytest.mark.anyone
 
 Files = dict[str, str]
@@ -32,8 +36,26 @@ TEXTS = st.sampled_from(["", "one\n", "two\n", "one\ntwo\nthree\nfour\nfive\n"])
 TREES = st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=len(NAMES))
 
 
-def stream(files: Files) -> StreamTree:
-    return StreamTree(lambda file: pack(files, file))
+class Whole(StreamTree):
+    """A tree of which all is read, also as the side that a merge changes."""
+
+    def __init__(self, pack: Pack) -> None:
+        super().__init__()
+        try:
+            self.add(pack)
+        except BaseException:
+            self.close()
+            raise
+
+    def look_at(self, paths: set[str]) -> None:
+        """Do nothing."""
+
+    def names(self, path: str) -> set[str]:
+        return {each.rpartition("/")[2] for each in self.entries if each.rpartition("/")[0] == path}
+
+
+def stream(files: Files) -> Whole:
+    return Whole(lambda file: pack(files, file))
 
 
 def pack(files: Files, file: BinaryIO) -> None:
@@ -75,8 +97,7 @@ def read(root: Path) -> Files:
 
 def merge(root: Path, base: Files, theirs: Files, prefer: str | None = None) -> Merged:
     return merging.into_host(
-        lambda file: pack(base, file),
-        lambda file: pack(theirs, file),
+        partial(merging.whole, lambda file: pack(base, file), lambda file: pack(theirs, file)),
         str(root),
         SandboxSpec(),
         prefer=prefer,
@@ -244,7 +265,9 @@ def test_modes_and_symlinks_are_merged_and_set_user_id_is_dropped(tmp_path: Path
     def before(file: BinaryIO) -> None:
         pack({"a": "1\n"}, file)
 
-    found = merging.into_host(before, theirs, str(root), SandboxSpec(), prefer=None, dry_run=False)
+    found = merging.into_host(
+        partial(merging.whole, before, theirs), str(root), SandboxSpec(), prefer=None, dry_run=False
+    )
 
     assert found.is_applied
     assert 0o755 == (root / "a").stat().st_mode & 0o7777
@@ -269,7 +292,13 @@ def test_a_sparse_file_is_refused_before_it_fills_the_disk(
             written.append(file.write(bytes(1 << 16)))
 
     with pytest.raises(ResourceExhausted, match="sparse"):
-        merging.into_host(sparse, sparse, str(tmp_path), SandboxSpec(), prefer=None, dry_run=False)
+        merging.into_host(
+            partial(merging.whole, sparse, sparse),
+            str(tmp_path),
+            SandboxSpec(),
+            prefer=None,
+            dry_run=False,
+        )
     assert 1 << 20 == sum(written)
 
 
@@ -288,8 +317,7 @@ def test_names_of_one_file_count_as_much_as_files(
 
     def merged() -> Merged:
         return merging.into_host(
-            lambda file: pack({}, file),
-            linked,
+            partial(merging.whole, lambda file: pack({}, file), linked),
             str(tmp_path),
             SandboxSpec(),
             prefer=None,
@@ -393,7 +421,11 @@ def test_a_path_that_climbs_is_refused(tmp_path: Path, name: str) -> None:
     root = write(tmp_path / "root", {})
     with pytest.raises(IoError, match="no path in a tree"):
         merging.into_host(
-            lambda file: pack({}, file), loose, str(root), SandboxSpec(), prefer=None, dry_run=False
+            partial(merging.whole, lambda file: pack({}, file), loose),
+            str(root),
+            SandboxSpec(),
+            prefer=None,
+            dry_run=False,
         )
     assert not [*root.iterdir()]
 
@@ -406,14 +438,18 @@ def test_a_stream_without_its_directories_is_a_conflict(tmp_path: Path) -> None:
 
     root = write(tmp_path / "root", {})
     found = merging.into_host(
-        lambda file: pack({}, file), loose, str(root), SandboxSpec(), prefer=None, dry_run=False
+        partial(merging.whole, lambda file: pack({}, file), loose),
+        str(root),
+        SandboxSpec(),
+        prefer=None,
+        dry_run=False,
     )
 
     assert {"d/a", "etc/ringfence-x"} == {each.path for each in found.conflicts}
     assert not [*root.iterdir()]
 
 
-def with_mode(content: bytes, mode: int) -> StreamTree:
+def with_mode(content: bytes, mode: int) -> Whole:
     def write_one(file: BinaryIO) -> None:
         with tarfile.open(fileobj=file, mode="w") as tar:
             tar.addfile(member(".", tarfile.DIRTYPE, 0o755))
@@ -421,7 +457,7 @@ def with_mode(content: bytes, mode: int) -> StreamTree:
             one.size = len(content)
             tar.addfile(one, io.BytesIO(content))
 
-    return StreamTree(write_one)
+    return Whole(write_one)
 
 
 _TEXT, _ENDED, _BEGUN = b"1\n2\n3\n4\n5\n", b"1\n2\n3\n4\nfive\n", b"one\n2\n3\n4\n5\n"

@@ -9,8 +9,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import ExitStack
     from typing import ClassVar
 
+    from ..fork.trees import Compared
     from ..model.changes import Changes
     from ..model.execs.exec import ExecRequest
     from ..model.spec import SandboxSpec
@@ -160,6 +162,28 @@ class Comparable:
         Raises:
             SnapshotNotFound, SnapshotCorrupt: As `Backend.restore`.
             InvalidRequest: `field` is `since` for a snapshot of another image.
+        """
+        raise NotImplementedError
+
+
+class Layered:
+    """A sandbox whose files are layers over those of snapshots: what differs is known without reading all."""
+
+    def sides(
+        self, since: str, directory: str, stack: ExitStack
+    ) -> tuple[Compared, Compared] | None:
+        """Return a directory as a snapshot and as the sandbox has it; mounts are left out.
+
+        Args:
+            stack: Closes both.
+
+        Returns:
+            None: Layers do not tell, as where the directory has mounts in it, or is behind a symlink.
+
+        Raises:
+            SnapshotNotFound, SnapshotCorrupt: As `Backend.restore`.
+            NotADirectory: It is something else on one of the sides.
+            ResourceExhausted: It has too many files to be compared.
         """
         raise NotImplementedError
 

@@ -468,7 +468,8 @@ class BackendFiles(Protocol):
 
         Args:
             what: `in` unpacks a tar stream below `path`, `out` packs one, with any
-                options for our own reader; `find`, `search`, `replace`
+                options for our own reader, and with a JSON list of paths below `path` the entries of
+                these and of the directories above them alone; `find`, `search`, `replace`
                 and `watch` answer with JSON lines, to `options` in JSON: see `launcher.helpers.finding` and
                 `launcher.helpers.watching`.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from ..errors import FileNotFound, InvalidRequest, file_error
+from ..errors import FileNotFound, InvalidRequest
 from ..model.base import checks
 from ..model.files import DIRECTORY
 from ..model.fork import SIDES, MergeConflict, Merged
@@ -17,7 +16,7 @@ from ..model.net.network import NetworkPolicy
 from ..policy import protected
 from .targets import HostWriter, write_to_sandbox
 from .three_way import Plan
-from .trees import HostTree, StreamTree
+from .trees import HostTree, SandboxTree, StreamTree, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
     from ..model.spec import SandboxSpec
-    from .targets import MergeFiles, Restored
+    from .targets import Branch, MergeFiles, Restored
+    from .trees import Compared, Pack
 
-    Pack = Callable[[BinaryIO], None]
+    ByLayers = Callable[[str, str, ExitStack], tuple[Compared, Compared] | None]
+    Sides = Callable[[ExitStack], tuple[Compared, Compared]]
 
-_PIECE = 1 << 20
 _GIT = tuple(name.removeprefix(".git/") for name in protected.DEFAULTS if name.startswith(".git/"))
 
 
@@ -48,23 +48,6 @@ def refuse_itself() -> NoReturn:
     """
     hint = "name the sandbox or the directory that is to get its changes"
     raise InvalidRequest("a sandbox cannot be merged into itself", field="into", hint=hint)
-
-
-def pack(files: MergeFiles, directory: str, file: BinaryIO) -> None:
-    """Write the tree at `directory` of a sandbox to `file`; nothing where there is no directory."""
-    try:
-        if files.stat(directory).kind != DIRECTORY:
-            raise file_error(20, directory)  # ENOTDIR
-    except FileNotFound:
-        return
-    helper = files.start_helper("out", directory)
-    try:
-        while data := os.read(helper.stream, _PIECE):
-            file.write(data)
-    except BaseException:
-        helper.abandon()
-        raise
-    helper.finish(directory)
 
 
 def before(
@@ -100,20 +83,51 @@ def before(
     return packed
 
 
-def into_sandbox(
-    base: Pack,
-    theirs: Pack,
-    target: MergeFiles,
+def sides_of(
+    branch: Branch,
+    by_layers: ByLayers | None,
+    restore: Callable[[str, SandboxSpec], Restored],
+    snapshot_id: str,
     directory: str,
-    *,
-    prefer: str | None,
-    dry_run: bool,
+    stack: ExitStack,
+) -> tuple[Compared, Compared]:
+    """Return a directory in a snapshot and in a branch; of layers only what differs is read.
+
+    Args:
+        by_layers: The branch's, where it is `optional.Layered`.
+        restore: Its backend's.
+        stack: Closes both.
+    """
+    sides = by_layers(snapshot_id, directory, stack) if by_layers is not None else None
+    if sides is not None:
+        return sides
+    base = before(restore, branch.spec, snapshot_id, directory)
+    return whole(base, partial(pack, branch.files, directory), stack)
+
+
+def whole(base: Pack, theirs: Pack, stack: ExitStack) -> tuple[Compared, Compared]:
+    """Read both sides whole; `stack` closes them.
+
+    Raises:
+        InvalidRequest: What was packed is no tree.
+    """
+    return _read(stack, base), _read(stack, theirs)
+
+
+def into_sandbox(
+    sides: Sides, target: MergeFiles, directory: str, *, prefer: str | None, dry_run: bool
 ) -> Merged:
-    """Merge into the directory of a sandbox; see `Sandbox.merge`."""
+    """Merge into the directory of a sandbox; see `Sandbox.merge`.
+
+    Args:
+        sides: Opens the snapshot's and the branch's.
+    """
     with ExitStack() as stack:
-        sides = [_tree(stack, each) for each in (base, partial(pack, target, directory), theirs)]
-        _refuse_absent(sides[0], sides[2], directory)
-        plan = Plan(sides[0], sides[1], sides[2], prefer)
+        base, theirs = sides(stack)
+        _refuse_absent(base, theirs, directory)
+        ours = SandboxTree(target, directory.rstrip("/"))
+        stack.callback(ours.close)
+        plan = Plan(base, ours, theirs, prefer)
         if dry_run or plan.conflicts:
             return plan.outcome(is_applied=False)
         write_to_sandbox(plan, target, directory.rstrip("/"))
@@ -121,8 +135,7 @@ def into_sandbox(
 
 
 def into_host(
-    base: Pack,
-    theirs: Pack,
+    sides: Sides,
     target: str,
     spec: SandboxSpec,
     directory: str = ".",
@@ -133,15 +146,16 @@ def into_host(
     """Merge into a directory of the host; see `Sandbox.merge`.
 
     Args:
+        sides: Opens the snapshot's and the branch's.
         spec: The branch's: its `protect` and `unprotect` hold as for a writable mount.
         directory: Of the branch.
     """
     with ExitStack() as stack:
         ours = HostTree(os.path.realpath(target))
         stack.callback(ours.close)
-        sides = [_tree(stack, each) for each in (base, theirs)]
-        _refuse_absent(sides[0], sides[1], directory)
-        plan = Plan(sides[0], ours, sides[1], prefer)
+        base, theirs = sides(stack)
+        _refuse_absent(base, theirs, directory)
+        plan = Plan(base, ours, theirs, prefer)
         _refuse_protected(plan, ours.directory, spec)
         if dry_run or plan.conflicts:
             return plan.outcome(is_applied=False)
@@ -149,18 +163,16 @@ def into_host(
         return plan.outcome(is_applied=True)
 
 
-def _refuse_absent(base: StreamTree, theirs: StreamTree, directory: str) -> None:
+def _refuse_absent(base: Compared, theirs: Compared, directory: str) -> None:
     if base.is_absent and theirs.is_absent:
         what = f"{directory}: no such directory in the sandbox, nor in the snapshot"
         raise FileNotFound(what, path=directory)
 
 
-def _tree(stack: ExitStack, pack: Pack) -> StreamTree:
-    try:
-        tree = StreamTree(pack)
-    except tarfile.ReadError as exc:
-        raise InvalidRequest(f"the files could not be read: {exc}", field="path") from exc
+def _read(stack: ExitStack, pack: Pack) -> StreamTree:
+    tree = StreamTree()
     stack.callback(tree.close)
+    tree.add(pack)
     return tree
 
 

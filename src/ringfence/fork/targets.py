@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..errors import RingfenceError
     from ..model.files import FileInfo
+    from ..model.spec import SandboxSpec
     from .three_way import Plan, Write
 
     class Task(Protocol):
@@ -35,8 +36,17 @@ if TYPE_CHECKING:
         """The part of `backends.protocol.BackendFiles` that a merge needs."""
 
         def stat(self, path: str) -> FileInfo: ...
+        def list(self, path: str) -> list[FileInfo]: ...
         def remove(self, path: str, *, recursive: bool = False) -> None: ...
         def start_helper(self, what: str, path: str, options: str = "") -> Task: ...
+
+    class Branch(Protocol):
+        """The part of `backends.protocol.BackendSandbox` that a merge needs of its source."""
+
+        @property
+        def spec(self) -> SandboxSpec: ...
+        @property
+        def files(self) -> MergeFiles: ...
 
     class Restored(Protocol):
         """The part of `backends.protocol.BackendSandbox` that a merge needs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import ResourceExhausted
 from ..model.changes import ADDED, CHANGED, REMOVED, PathChange
-from ..model.files import FILE, SYMLINK
+from ..model.files import FILE, OTHER, SYMLINK
 from ..model.fork import MergeConflict, Merged
 from .text import MOST_TEXT_BYTES, TextMerger
 from .trees import MOST_BYTES, is_directory, read, too_large
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .trees import Entry, Side, StreamTree
+    from .trees import Changing, Compared, Entry, Side
 
 _SHOWN_BYTES = 64 << 10
 _MOST_SHOWN_BYTES = 8 << 20  # of all conflicts; further ones have no texts
@@ -62,7 +62,7 @@ class Plan:
     """
 
     def __init__(
-        self, base: StreamTree, ours: Side, theirs: StreamTree, prefer: str | None = None
+        self, base: Compared, ours: Changing, theirs: Compared, prefer: str | None = None
     ) -> None:
         self._base, self._ours, self._theirs, self._prefer = base, ours, theirs, prefer
         self.writes: dict[str, Write] = {}
@@ -97,6 +97,7 @@ class Plan:
         old, new = self._base.entries, self._theirs.entries
         differing = {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
         differing.discard("/")
+        self._ours.look_at(differing)
         moved = self._renames(old, new, differing)
         sources = set(moved.values())
         # Removals first: what replaces a directory has to know that its content goes.
@@ -151,6 +152,9 @@ class Plan:
         was, new = self._base.entries.get(path), self._theirs.entries[path]
         now = self._ours.get(path)
         if now == new:
+            return
+        if new[0] == OTHER:
+            self._conflict(path, "it is not a file, directory or link")
             return
         source = moved.get(path)
         if source is not None and self._ours.get(source) is None and now is not None:

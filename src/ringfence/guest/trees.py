@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def pack(stream: int, path: str, options: str = "") -> None:
-    """Write the tree at `path` to `stream`, as tar; with any options for our own reader."""
-    trees.pack(stream, path, one_file_system=False, is_ours=bool(options))
+    """Write the tree at `path` to `stream`, as tar."""
+    trees.pack(stream, path, one_file_system=False, **trees.packing(options))
 
 
 def unpack(stream: int, path: str) -> None:

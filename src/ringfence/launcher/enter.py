@@ -188,7 +188,7 @@ def _task(what: str, options: str) -> Callable[..., None]:
     if what == "out" and options:
         from functools import partial
 
-        return partial(trees.pack, is_ours=True)
+        return partial(trees.pack, **trees.packing(options))
     if what in trees.OPERATIONS:
         known: Callable[..., None] = trees.OPERATIONS[what]
         return known

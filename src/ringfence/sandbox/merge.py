@@ -24,23 +24,24 @@ def merge(
     dry_run: bool,
 ) -> Merged:
     """See `Sandbox.merge`."""
+    from ..backends.optional import Layered
     from ..backends.registry import backend_named
     from ..fork import merging
     from .sync import Sandbox
 
     directory = merging.check(path, prefer)
-    theirs = partial(merging.pack, branch._inner.files, directory)
     home = branch._home or backend_named(branch.session.backend)
     snapshot_id = str(getattr(base, "id", base))
-    before = merging.before(home.restore, branch._inner.spec, snapshot_id, directory)
+    inner = branch._inner
+    layered = inner.sides if isinstance(inner, Layered) else None
+    sides = partial(merging.sides_of, inner, layered, home.restore, snapshot_id, directory)
     if into is branch:
         merging.refuse_itself()
     if isinstance(into, Sandbox):
-        return merging.into_sandbox(
-            before, theirs, into._inner.files, directory, prefer=prefer, dry_run=dry_run
-        )
+        files = into._inner.files
+        return merging.into_sandbox(sides, files, directory, prefer=prefer, dry_run=dry_run)
     if not isinstance(into, str) and not hasattr(into, "__fspath__"):
         raise InvalidRequest("must be a Sandbox or a directory of this host", field="into")
     return merging.into_host(
-        before, theirs, str(into), branch.spec, directory, prefer=prefer, dry_run=dry_run
+        sides, str(into), branch.spec, directory, prefer=prefer, dry_run=dry_run
     )

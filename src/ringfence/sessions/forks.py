@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from ..backends.optional import Layered
 from ..errors import InvalidRequest, LifecycleError, Unsupported
 from ..fork import branches, merging
 from ..model.acquire import AcquireOptions
@@ -177,10 +178,8 @@ def merge(
             hint=f"name a snapshot of a sandbox in {branch.backend}",
         )
     restore = manager.maker.backends[branch.backend].restore
-    before = merging.before(restore, branch.inner.spec, base, directory)
-
-    def theirs(file: Any) -> None:
-        merging.pack(branch.inner.files, directory, file)
-
+    inner = branch.inner
+    layered = inner.sides if isinstance(inner, Layered) else None
+    sides = partial(merging.sides_of, inner, layered, restore, base, directory)
     files = target.inner.files
-    return merging.into_sandbox(before, theirs, files, directory, prefer=prefer, dry_run=dry_run)
+    return merging.into_sandbox(sides, files, directory, prefer=prefer, dry_run=dry_run)

@@ -8,7 +8,8 @@ import os
 import tempfile
 import time
 
-from ..fork.trees import GONE, entry_below, index, open_below
+from ..fork.trees import entry_below, index, open_below
+from ..launcher.helpers.layers import GONE
 from ..launcher.helpers.tars import Reader
 from ..model.changes import ADDED, CHANGED, REMOVED, Changes, PathChange
 from ..model.files import DIRECTORY, FILE

@@ -13,14 +13,21 @@ import marshal
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
+
+from ..launcher.helpers.layers import GONE
+from ..model.files import DIRECTORY, FILE, OTHER, SYMLINK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..fork.trees import Entry
+
     Names = dict[bytes, dict[bytes, int]]
+    Entries = dict[str, bytes]  # packed, by directory, relative to the top
     Directory = tuple[str, int, dict[str, os.stat_result]]
 
 LEAST_BYTES = 4 << 20
@@ -28,8 +35,10 @@ LEAST_BYTES = 4 << 20
 MOST = 24
 """Layers on top of one another; the snapshot above them is a whole one again. An overlay takes 500."""
 WHITEOUT_CTIME = -1
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TREE, _READY, _NAMES, _NEW = "tree", "unpacked", "names", ".new"
+_KINDS = (FILE, DIRECTORY, SYMLINK, OTHER, GONE)
+_HEAD = struct.Struct("<BHQ")  # of an entry: kind, mode, size
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TREE, _READY, _NAMES, _ENTRIES, _NEW = "tree", "unpacked", "names", "entries", ".new"
 _PARTIAL = f".{_TREE}-"
 _CODE = "import sys; sys.path[:] = {path!r}; from ringfence.snapshots.unpacker import main; main()"
 
@@ -66,10 +75,11 @@ def unpack(snapshot: str, content: int, *, is_layer: bool) -> bool:
     tidy(snapshot)
     try:
         os.mkdir(partial, 0o755)
-        names = _run(partial, content, is_layer=is_layer)
+        names, entries = marshal.loads(_run(partial, content, is_layer=is_layer))
         _replace(partial, tree_of(snapshot))
         info = os.stat(tree_of(snapshot))
         _write(os.path.join(snapshot, _NAMES), names)
+        _write(os.path.join(snapshot, _ENTRIES), entries)
         # A copy of it, in another state directory or after a restart, is not it.
         ready = json.dumps([_boot(), info.st_dev, info.st_ino])
         _write(os.path.join(snapshot, _READY), ready.encode())
@@ -139,6 +149,40 @@ def open_names(snapshot: str) -> int:
     return os.open(os.path.join(snapshot, _NAMES), os.O_RDONLY | os.O_CLOEXEC)
 
 
+def entries_of(snapshot: str, most_bytes: int) -> Entries | None:
+    """Return what an unpacked snapshot has and removes, by directory; None: in more bytes than that.
+
+    Raises:
+        FileNotFoundError: It was unpacked by a version that wrote none down.
+    """
+    with open(os.path.join(snapshot, _ENTRIES), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            return None
+        entries: Entries = marshal.load(file)
+    return entries
+
+
+def pack_directory(entries: dict[str, Entry]) -> bytes:
+    """Pack what is in a directory; the same gives the same bytes."""
+    return marshal.dumps({name: _pack_entry(*entries[name]) for name in sorted(entries)})
+
+
+def _pack_entry(kind: str, size: int, mode: int, rest: bytes) -> bytes:
+    return _HEAD.pack(_KINDS.index(kind), mode, size) + rest
+
+
+def unpack_directory(packed: bytes) -> dict[str, bytes]:
+    """Return the packed entries of a directory by name."""
+    entries: dict[str, bytes] = marshal.loads(packed)
+    return entries
+
+
+def unpack_entry(packed: bytes) -> Entry:
+    """Return an entry."""
+    kind, mode, size = _HEAD.unpack_from(packed)
+    return _KINDS[kind], size, mode, packed[_HEAD.size :]
+
+
 def as_file(names: Names) -> int:
     """A descriptor of marshalled names."""
     fd = os.memfd_create("ringfence-names", os.MFD_CLOEXEC)
@@ -201,7 +245,7 @@ def walk(root: str) -> Iterator[Directory]:
     Raises:
         OSError: A directory may not be read.
     """
-    fd = os.open(root, _DIRECTORY)
+    fd = os.open(root, _OPEN_DIRECTORY)
     try:
         yield from _walk("", fd)
     finally:
@@ -213,7 +257,7 @@ def _walk(path: str, here: int) -> Iterator[Directory]:
     yield path, here, entries
     for name, info in entries.items():
         if stat.S_ISDIR(info.st_mode):
-            fd = os.open(name, _DIRECTORY, dir_fd=here)
+            fd = os.open(name, _OPEN_DIRECTORY, dir_fd=here)
             try:
                 yield from _walk(f"{path}/{name}" if path else name, fd)
             finally:

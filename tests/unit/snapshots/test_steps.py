@@ -139,7 +139,15 @@ def is_right(catalogue: Catalogue, before: tuple[str, ...], *, may_fail: bool) -
         held.close()
     for place in Path(catalogue.directory).iterdir():
         assert place.name in before or place.name in listed
-        known = {"content.tar", "snapshot.json", "deleted.json", "tree", "unpacked", "names"}
+        known = {
+            "content.tar",
+            "snapshot.json",
+            "deleted.json",
+            "tree",
+            "unpacked",
+            "names",
+            "entries",
+        }
         assert {each.name for each in place.iterdir()} <= known
     if listed == {"upper"} or "upper" not in listed:
         wanted = {"upper", "lower"} if "upper" in listed else listed

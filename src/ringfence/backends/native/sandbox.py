@@ -22,7 +22,7 @@ from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.session import environment
-from ..optional import BootIdentity, CpuClock, DurableSandbox, Forkable
+from ..optional import BootIdentity, CpuClock, DurableSandbox, Forkable, Layered
 from .files import NativeFiles
 from .live import LiveSandbox
 from .network import NativeNetwork
@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import ExitStack
 
     from ...launcher.plan import Plan
     from ...model.capabilities import Protection
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
+    from ...snapshots.differences import Part
     from ..optional import ProcessTemplate
     from ..protocol import BackendExec
     from .live import Home
@@ -51,7 +53,7 @@ _GIVEN_BACK_S = 0.5  # within it, all memory of processes that the kernel has ki
 _QUICKLY_FREED_BYTES = 64 << 20  # in milliseconds
 
 
-class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuClock):
+class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity, CpuClock):
     """See `BackendSandbox`. All methods may be called from any thread."""
 
     network: NativeNetwork
@@ -416,6 +418,12 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, BootIdentity, CpuCloc
         from .live_copies import left_behind
 
         return left_behind(self)
+
+    def sides(self, since: str, directory: str, stack: ExitStack) -> tuple[Part, Part] | None:
+        """See `Layered`."""
+        from .sides import sides
+
+        return sides(self, since, directory, stack)
 
     def save_layer(self, path: str) -> None:
         """Write what was changed of the image this sandbox started from to the new file `path`.

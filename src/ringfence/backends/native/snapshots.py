@@ -119,15 +119,16 @@ def save_layer(sandbox: LiveSandbox, path: str) -> None:
         os.close(names)
 
 
-def writable_layer(sandbox: LiveSandbox, names: int) -> Helper:
+def writable_layer(sandbox: LiveSandbox, names: int, path: str = "/") -> Helper:
     """A helper that streams what is not the template's, the image's or of the snapshots below.
 
     Args:
         names: Descriptor of the names of the files below it; -1 without any.
+        path: The directory of which it streams this.
     """
     if names < 0:
-        return Helper(sandbox, "out", "/", as_root=True)
-    return Helper(sandbox, "layer out", "/", as_root=True, also=[names])
+        return Helper(sandbox, "out", path, as_root=True)
+    return Helper(sandbox, "layer out", path, as_root=True, also=[names])
 
 
 def restore(

@@ -438,7 +438,8 @@ class AsyncRemoteSandbox:
             before = partial(pack_snapshot, self._transport.blocking, base_id, directory)
             theirs = partial(pack_tree, self._transport.blocking, f"{self._at}/files", directory)
             merge = partial(merging.into_host, prefer=prefer, dry_run=dry_run)
-            return await blocking(merge, before, theirs, str(into), self.spec, directory)
+            sides = partial(merging.whole, before, theirs)
+            return await blocking(merge, sides, str(into), self.spec, directory)
         if not hasattr(into, "id"):
             raise InvalidRequest("must be a sandbox or a directory of this host", field="into")
         body = {"into": into.id, "base": base_id, "path": directory, "dry_run": dry_run}

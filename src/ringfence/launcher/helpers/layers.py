@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Names = dict[bytes, dict[bytes, int]]  # directory to what the image has in it, and its ctime
 
 WHITEOUT = ".wh."
+GONE = "gone"
+"""Kind of the entry of what a layer removes."""
 # Made anew for every sandbox, by what it is: its network.
 _MOUNTS = "/proc/self/mountinfo"
 
@@ -35,7 +37,7 @@ def pack(
     mounted: set[str] | None = None,
     passes_over: bool = False,
 ) -> None:
-    """Write to `stream` what differs from the image.
+    """Write to `stream` what differs from the image in the directory `path`, without symlinks on the way.
 
     Args:
         names: Descriptor of a marshalled `Names`, the host's.
@@ -48,9 +50,10 @@ def pack(
     with open(names, "rb", closefd=False) as file:
         known: Names = marshal.load(file)
     with tars.Writer(stream) as tar:
-        trees.pack_whole(
-            _LayerPacker(tar, os.lstat(path).st_dev, known, places, passes_over=passes_over), path
-        )
+        device = os.lstat(path).st_dev
+        packer = _LayerPacker(tar, device, known, places, passes_over=passes_over)
+        packer.go_above(path)
+        trees.pack_whole(packer, path)
 
 
 def find_mounted(fd: int = -1) -> set[str]:
@@ -89,7 +92,7 @@ class _LayerPacker(trees.Packer):
             return
         if path in trees._NOT_SAVED or path in self._mounted:
             return
-        here = os.fsencode(name).removeprefix(b".").removeprefix(b"/")
+        here = os.fsencode(path)[1:]
         directory, _, last = here.rpartition(b"/")
         is_known = self._in_image.get(directory, {}).get(last) == info.st_ctime_ns
         is_directory = stat.S_ISDIR(info.st_mode)
@@ -104,9 +107,25 @@ class _LayerPacker(trees.Packer):
         entries = self._enter(path)
         for gone in sorted(self._in_image.get(here, {}).keys() - set(map(os.fsencode, entries))):
             self._tar.add(tarfile.TarInfo(f"{name}/{WHITEOUT}{os.fsdecode(gone)}"))
-        for entry in entries:
+        for entry in self._differing(here, entries):
             self.add(os.path.join(path, entry), f"{name}/{entry}")
         self._leave()
+
+    def _differing(self, here: bytes, entries: list[str]) -> list[str]:
+        """Leave out what is known, at little cost: one changed file may be among very many."""
+        known, place = self._in_image.get(here), self._place
+        if not known or place is None:
+            return entries
+        found = []
+        for entry in entries:
+            try:
+                info = os.stat(entry, dir_fd=place.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            is_known = known.get(os.fsencode(entry)) == info.st_ctime_ns
+            if not is_known or not (self._passes_over or not stat.S_ISDIR(info.st_mode)):
+                found.append(entry)
+        return found
 
     def _device_of(self, info: os.stat_result) -> int:
         """`add` has looked already, and the files of an overlay are of several devices."""

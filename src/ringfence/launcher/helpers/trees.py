@@ -35,17 +35,39 @@ _MOST_HOLES = 8 << 30  # bytes that files claim and do not have: each is read an
 
 
 def pack(
-    stream: int, path: str, *, one_file_system: bool, progress: Any = None, is_ours: bool = False
+    stream: int,
+    path: str,
+    *,
+    one_file_system: bool,
+    progress: Any = None,
+    is_ours: bool = False,
+    only: list[str] | None = None,
 ) -> None:
     """Write the tree at `path` to descriptor `stream`, which stays open.
 
     Args:
         one_file_system: Leave out mounts below, and kernel trees: what a snapshot saves.
         is_ours: See `tars.Writer`.
+        only: Paths below `path`: of these and of the directories above them the entries alone.
     """
     device = os.lstat(path).st_dev
     with tars.Writer(stream, is_ours=is_ours) as tar:
-        pack_whole(Packer(tar, device if one_file_system else -1, progress), path)
+        if only is not None:
+            pack_whole(_Selection(tar, only), path)
+            return
+        packer = Packer(tar, device if one_file_system else -1, progress)
+        if one_file_system:
+            packer.go_above(path)
+        pack_whole(packer, path)
+
+
+def packing(options: str) -> dict[str, Any]:
+    """Return the arguments of `pack` that the options of an `out` helper ask for: see `BackendFiles`."""
+    if options.startswith("["):
+        import json  # only a merge needs it
+
+        return {"is_ours": True, "only": json.loads(options)}
+    return {"is_ours": bool(options)}
 
 
 def pack_whole(packer: Packer, path: str, name: str = ".") -> None:
@@ -78,6 +100,18 @@ class Packer:
         self._place: Descent | None = None  # the directory that is looked at
         self._levels: list[bool] = []  # of `_enter`: whether we went into it
         self._holes = 0
+
+    def go_above(self, path: str) -> None:
+        """Go to the directory that has the absolute `path`, through no symlink: a guest may put one there.
+
+        Raises:
+            OSError: ENOTDIR where there is one.
+        """
+        above = path.strip("/").split("/")[:-1]
+        if above or path.strip("/"):
+            self._place = Descent(os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            for name in above:
+                self._place.enter(name)
 
     def add(self, path: str, name: str) -> None:
         """Add what is at `path`, and all below it."""
@@ -196,8 +230,42 @@ class Packer:
             self._progress(self._tar.offset, path)
 
 
+class _Selection(Packer):
+    """Packs chosen paths and the directories above them; nothing behind a symlink.
+
+    Args:
+        paths: Relative to the top; those that are not there are left out.
+    """
+
+    def __init__(self, tar: tars.Writer, paths: list[str]) -> None:
+        super().__init__(tar, -1, None)
+        self._wanted: dict[str, Any] = {}
+        for path in paths:
+            place = self._wanted
+            for name in path.split("/"):
+                place = place.setdefault(name, {})
+
+    def add(self, path: str, name: str) -> None:
+        wanted = self._wanted
+        if not self._add_one(path, name) or not wanted:
+            return
+        there = self._enter(path)
+        for entry in there if len(there) < len(wanted) else sorted(wanted):
+            if entry in wanted and entry not in ("", ".", ".."):
+                self._wanted = wanted[entry]
+                self.add(os.path.join(path, entry), f"{name}/{entry}")
+        self._wanted = wanted
+        self._leave()
+
+
 def unpack(
-    stream: int, path: str, *, one_file_system: bool, prepare: Any = None, place: Any = None
+    stream: int,
+    path: str,
+    *,
+    one_file_system: bool,
+    prepare: Any = None,
+    place: Any = None,
+    digests: dict[int, bytes] | None = None,
 ) -> None:
     """Unpack a tar stream below `path`, creating it; existing files are replaced.
 
@@ -208,14 +276,22 @@ def unpack(
         one_file_system: Restoring a snapshot: owners are restored too.
         prepare: Called with each member and its path; false where there is nothing to extract.
         place: Called with each name in the stream; returns the one below `path`. None: the same.
+        digests: Filled with the digest of the content of each file, by inode: see `tars.new_digest`.
     """
     try:
-        _unpack(stream, path, one_file_system, prepare, place)
+        _unpack(stream, path, one_file_system, prepare, place, digests)
     except tarfile.TarError as exc:
         raise OSError(errno.EINVAL, f"is not a whole, uncompressed tar stream: {exc}") from exc
 
 
-def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any, place: Any) -> None:
+def _unpack(
+    stream: int,
+    path: str,
+    one_file_system: bool,
+    prepare: Any,
+    place: Any,
+    digests: dict[int, bytes] | None,
+) -> None:
     os.umask(0)
     os.makedirs(path, mode=0o755, exist_ok=True)
     directories = []
@@ -229,7 +305,7 @@ def _unpack(stream: int, path: str, one_file_system: bool, prepare: Any, place: 
             target = way.to(member.name)
             if prepare is not None and not prepare(member, target):
                 continue
-            _extract(tar, member, way, target, one_file_system)
+            _extract(tar, member, way, target, one_file_system, digests)
             if member.isdir():
                 directories.append(member)
     for member in reversed(directories):
@@ -296,14 +372,19 @@ class _Way:
 
 
 def _extract(
-    tar: tars.Reader, member: tarfile.TarInfo, way: _Way, target: str, owners: bool
+    tar: tars.Reader,
+    member: tarfile.TarInfo,
+    way: _Way,
+    target: str,
+    owners: bool,
+    digests: dict[int, bytes] | None,
 ) -> None:
     if member.isdir():
         if os.path.islink(target):
             raise OSError(errno.ELOOP, "would go through a symlink", member.name)
         os.makedirs(target, mode=0o755, exist_ok=True)
     elif member.isreg():
-        _extract_file(tar, member, target, owners)
+        _extract_file(tar, member, target, owners, digests)
         return
     elif member.issym():
         _clear(target)
@@ -324,14 +405,25 @@ def _extract(
         os.utime(target, (member.mtime, member.mtime), follow_symlinks=False)
 
 
-def _extract_file(tar: tars.Reader, member: tarfile.TarInfo, target: str, owners: bool) -> None:
+def _extract_file(
+    tar: tars.Reader,
+    member: tarfile.TarInfo,
+    target: str,
+    owners: bool,
+    digests: dict[int, bytes] | None,
+) -> None:
     try:
         fd = os.open(target, _NEW, member.mode)
     except FileExistsError:
         _clear(target)
         fd = os.open(target, _NEW, member.mode)
     try:
-        tar.copy(fd)
+        if digests is None:
+            tar.copy(fd)
+        else:
+            digest = tars.new_digest()
+            tar.copy(fd, digest)
+            digests[os.fstat(fd).st_ino] = digest.digest()
         if owners:
             _own(fd, member)
         os.utime(fd, (member.mtime, member.mtime))

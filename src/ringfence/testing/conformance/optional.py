@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ...backends import optional
 from ...errors import RingfenceError, SnapshotNotFound, Unsupported
 from ...model.execs.exec import ExecRequest
+from ...model.files import FILE
 from ...model.fork import LINEAGE
 from ...policy.seccomp import SeccompPolicy
 from ..lab import Lab
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...backends.protocol import Backend, BackendExec
+    from ...fork.trees import Compared
     from ...model.changes import Changes
     from .base import MakeSandbox
 
@@ -74,6 +77,26 @@ class Comparison(ConformanceBase):
         assert "Binary files" in changes.diff()
         assert changes == nothing
 
+    def test_layers_tell_what_a_merge_needs(self, backend: Backend, sandbox: Lab) -> None:
+        layered = declared(sandbox.sandbox, optional.Layered)
+        sandbox.sh(
+            "mkdir -p dir/below; echo same > dir/same; echo one > dir/text; echo x > dir/gone"
+        )
+        since = sandbox.sandbox.snapshot({}).id
+        try:
+            sandbox.sh("echo two > dir/text; rm dir/gone; echo new > dir/below/new")
+            with ExitStack() as stack:
+                sides = layered.sides(since, "dir", stack)
+                assert sides is not None
+                told = [_contents(each) for each in sides]
+        finally:
+            backend.delete_snapshot(since)
+
+        before, after = ({path: each.get(path) for path in told[0] | told[1]} for each in told)
+        differing = {path for path in before if before[path] != after[path]}
+        assert {"/text", "/gone", "/below/new"} == differing
+        assert (b"one\n", b"two\n") == (before["/text"], after["/text"])
+
     def test_an_unknown_snapshot_is_refused(self, sandbox: Lab) -> None:
         compared = declared(sandbox.sandbox, optional.Comparable)
 
@@ -85,6 +108,11 @@ class Comparison(ConformanceBase):
             return sandbox.compare(since)
         except Unsupported as exc:
             pytest.skip(exc.message)
+
+
+def _contents(side: Compared) -> dict[str, bytes]:
+    files = [path for path, entry in side.entries.items() if entry[0] == FILE]
+    return {path: b"".join(side.pieces(path)) for path in files}
 
 
 class Durability(ConformanceBase):
