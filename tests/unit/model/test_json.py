@@ -226,3 +226,14 @@ def test_frozen_maps_do_not_change() -> None:
         with pytest.raises(TypeError):
             attempt()
     assert FrozenMap({"A": "1"}) == frozen == copy.copy(frozen)
+
+
+@pytest.mark.parametrize(
+    "read", [SandboxSpec.from_json, lambda form: ExecRequest.from_json({"argv": ["id"], **form})]
+)
+def test_a_user_may_be_a_number(read: Any) -> None:
+    """As the OpenAPI document says."""
+    assert "1000" == read({"user": 1000}).user
+    for wrong in (-1, 2**32 - 1, True, 1.5):
+        with pytest.raises(InvalidRequest):
+            read({"user": wrong})

@@ -208,6 +208,8 @@ def _read(value: Any, key: str, kind: str, nested: Callable[[Any], Any] | None) 
         return None
     if nested is not None:
         return within(key, nested, value)
+    if key == "user" and type(value) is int:  # a uid, as the document has it
+        return str(value)
     check = _BY_KIND.get(kind.removesuffix(" | None"))
     return check(value, key) if check is not None else value
 
