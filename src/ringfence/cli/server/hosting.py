@@ -193,8 +193,9 @@ NODES = Command(
     ),
     words="drain undrain",
     details="""\
-A node that drains takes no new sandboxes; those that it has go on. With `snapshot_store`, the files of
-idle ones are saved, for their owners to restore elsewhere. The exit code is 1 while any is left.""",
+A node that drains takes no new sandboxes; those that it has go on. With `snapshot_store`, the
+files of idle ones are saved, for their owners to restore elsewhere. `drain` lists what is left,
+and exits with 1 if anything is after --wait.""",
     examples=(("before maintenance", "ringfence nodes drain 38a31f91"),),
 )
 
