@@ -455,9 +455,9 @@ class Mounts(ConformanceBase):
             lab.put(f"/{mount}/own", b"evil")
         lab.files.make_dir("/free/.git/info")
         lab.files.make_dir("/free/.hg")
-        for name in DEFAULTS:
-            lab.put("/free/own", b"evil")
-            lab.files.move("/free/own", f"/free/{name}")
+        lab.files.move("/free/own", f"/free/{DEFAULTS[0]}")
+        names = " ".join(DEFAULTS)
+        lab.sh(f"cd /free; for name in {names}; do printf evil >own; mv own $name; done")
         for name in may_not_be_made:
             with pytest.raises(RingfenceError):
                 lab.files.make_dir(f"/absent/{name}/evil")
@@ -470,7 +470,6 @@ class Mounts(ConformanceBase):
                 lab.files.move("/there/own", f"/there/{name}")
             with pytest.raises(RingfenceError):
                 lab.files.remove(f"/there/{name}")
-        names = " ".join(DEFAULTS)
         lab.sh(f"cd /there; for name in {names}; do echo evil >>$name; done")
 
         assert {"old"} == {(there / name).read_text() for name in DEFAULTS}
