@@ -114,7 +114,7 @@ class Node:
         """End every shard, of which none has a sandbox, and then this actor, so that Ray may end the node."""
         import ray
 
-        if all(e.is_empty() for e in self._shards) and self._release.acquire(blocking=False):
+        if all(e.may_go() for e in self._shards) and self._release.acquire(blocking=False):
             if not all(each.release() for each in self._shards):
                 os._exit(1)  # one was told to go on meanwhile: Ray starts this actor anew
             ray.actor.exit_actor()
@@ -192,6 +192,13 @@ class Shard:
     def settle(self) -> list[dict[str, Any]]:
         """Save the sandboxes of a node that drains, as far as that can be; see `Draining.settle`."""
         return self._draining.settle() if self._drains else []
+
+    def may_go(self) -> bool:
+        """Return whether nothing is lost with this node: no sandbox, and nothing that it alone keeps.
+
+        Its daemon is asked: what it told may be older than the last snapshot.
+        """
+        return self.is_empty() and not self._keeps()
 
     def is_empty(self) -> bool:
         """Return whether the daemon drains, has no sandbox and makes none."""

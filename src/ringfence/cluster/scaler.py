@@ -129,12 +129,13 @@ class Scaler:
         ]
 
     def _released(self, shards: dict[str, list[Known]], alive: Collection[str]) -> set[str]:
-        """Nodes whose actor was told to end; one that takes sandboxes again is none of them."""
+        """Nodes whose actor was told to end; not one that takes sandboxes again, or keeps some."""
         found = {key.removeprefix("released/") for key in self._directory.list("released/")}
         for ray_id in found.difference(alive):
             self._directory.remove(f"released/{ray_id}")
         for ray_id in found & shards.keys():
-            if not all(each.form["is_draining"] for each in shards[ray_id]):
+            forms = [each.form for each in shards[ray_id]]
+            if any(form["keeps"] or not form["is_draining"] for form in forms):
                 self._directory.remove(f"released/{ray_id}")
                 found.discard(ray_id)
             else:
