@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -108,10 +108,10 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=1)
     parser.add_argument("names", nargs="*")
     options = parser.parse_intermixed_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     bombs = Range(options.backend)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(bombs, "is_stopped", True))
     bombs.neighbour.start()
-    with ThreadPoolExecutor(options.j) as pool, suppress(KeyboardInterrupt):
+    with ThreadPoolExecutor(options.j) as pool:
         names = options.names or BOMBS
         try:
             list(pool.map(bombs.once, [name for _ in range(options.n) for name in names]))
