@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.errors import InvalidRequest
 from ringfence.model.base import record
 from ringfence.model.base.words import StrEnum
 from ringfence.model.execs.exec import ExecResult
@@ -127,5 +128,5 @@ def test_what_is_altered_is_a_model_like_any_other_and_the_old_one_stays() -> No
 
 
 def test_only_fields_are_altered() -> None:
-    with pytest.raises(TypeError, match="Limits lacks one of cores"):
+    with pytest.raises(InvalidRequest, match="no parameter 'cores'"):
         Limits().altered(cores=1)
