@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 _COUNTS = "n=5; while read -r line; do n=$((n+1)); echo $n; done; echo end"
 _OWN = "head -c 8 /dev/urandom"
+_POWERS = """
+for each in /proc/[0-9]*; do
+    tr '\\0' ' ' < $each/cmdline | grep -q '^sh -c n=5' &&
+        grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp:)' $each/status
+done
+true
+"""
 
 
 class LiveForks(ConformanceBase):
@@ -75,6 +82,22 @@ class LiveForks(ConformanceBase):
         assert counter.stdin is not None
         counter.stdin.close()
         assert counter.wait(self.patience_s).ok
+
+    def test_a_copy_is_as_protected(self, origin: Sandbox) -> None:
+        """Its protections are read back from the kernel, and so is what the copied process may do."""
+        counter = self._counter(origin)
+        (fork,) = origin.fork(processes="required")
+        with fork:
+            protections = [
+                {each.name: each.status for each in made._inner.protections()}
+                for made in (origin, fork)
+            ]
+            assert protections[0] == protections[1]
+            assert protections[0], "it reports some"
+            assert "7\n" == self._next(fork.process(counter.id)), "it goes on"
+            powers = [made.shell(_POWERS).stdout_text for made in (origin, fork)]
+            assert powers[0] == powers[1]
+            assert "CapEff" in powers[0], "the shell was found"
 
     def test_it_goes_back_to_a_mark(self, origin: Sandbox) -> None:
         counter, name = self._counter(origin), origin.id
