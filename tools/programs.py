@@ -28,7 +28,12 @@ This page is made of `tests/programs/programs.toml` by `tools/programs.py --writ
 - **no**: it does not work, for the reason in the note.
 
 Beside a mount, Unix sockets must lie in the sandbox's own files (`/tmp`), not in the mounted directory. They
-need Linux 5.9 with Landlock: see `unix_sockets` in `ringfence doctor`.
+need Linux 5.9 with Landlock: see `unix_sockets` in `ringfence doctor`. There are no datagram
+sockets of Unix there natively: socat, dnsmasq and others that make one for signals or for syslog end with
+"Socket type not supported".
+
+Of the host's `/etc` and `/var` a sandbox has little. R, Emacs, Maven, Mono and GHC find what they need with
+`--mount /etc/R:/etc/R`, `/etc/emacs`, `/etc/maven`, `/etc/mono` and `/var/lib/ghc`, or in an image.
 """
 
 
