@@ -132,7 +132,7 @@ while True:
 """
 _SLEEPERS = """
 import subprocess, time
-taken = [subprocess.Popen(["sleep", "1000"]) for _ in range(900)]
+taken = [subprocess.Popen(["sleep", "1000"]) for _ in range(400)]
 print("ready", flush=True)
 time.sleep(1000)
 """
