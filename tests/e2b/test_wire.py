@@ -378,3 +378,19 @@ def test_a_refusal_says_so(client: Client, method: str, path: str) -> None:
     assert "not" in answer.json()["message"]
     refused = client.api("POST", "/v2/sandboxes", json={"volumeMounts": [{"name": "v"}]})
     assert (501, 501) == (refused.status_code, refused.json()["code"])
+
+
+def test_a_command_that_begins_a_session_is_waited_for(box: Box) -> None:
+    """An exec leads a session: where bash replaced itself by setsid, that would fork and not wait."""
+    begun, *data, last = box.run("setsid sh -c 'echo in; exit 3'")[:-1]
+    assert begun["event"]["start"]["pid"] > 0
+    text = b"".join(base64.b64decode(each["event"]["data"]["stdout"]) for each in data)
+    assert (b"in\n", 3) == (text, last["event"]["end"]["exitCode"])
+
+
+def test_a_directory_below_a_file_is_refused_as_linux_does(box: Box) -> None:
+    box.run("echo > ~/a-file")
+    refused = box.rpc("/filesystem.Filesystem/MakeDir", {"path": "/home/user/a-file/child"})
+    assert (500, True) == (refused.status_code, "not a directory" in refused.json()["message"])
+    control = box.rpc("/filesystem.Filesystem/MakeDir", {"path": "/home/user/a-file"})
+    assert "it is not a directory" in control.json()["message"]

@@ -5,7 +5,7 @@
 # server (`server=`). All use NAME's packages. Without a framework's own tests (adk, autogen, harbor, smolagents
 # has some) gVisor changes nothing that the conformance suite of backends does not ask: they run there no more.
 # Each of the second line comes long after the one whose compiled packages it finds.
-suites=(harbor adk autogen e2b e2b-next e2b_langchain inspect langchain langchain-next mcp openai pydantic ray smolagents
+suites=(harbor adk autogen e2b e2b-next e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai pydantic ray smolagents
   inspect-root inspect-gvisor langchain-gvisor mcp-gvisor openai-gvisor pydantic-gvisor smolagents-gvisor
   harbor-remote adk-remote autogen-remote inspect-remote langchain-remote mcp-remote openai-remote pydantic-remote smolagents-remote)
 

@@ -100,6 +100,9 @@ async def make_dir(call: Call, form: dict[str, Any]) -> dict[str, Any]:
         try:
             files.make_dir(path, parents=True)
         except (FileExists, NotADirectory) as exc:
+            if there is None and isinstance(exc, NotADirectory):
+                why = f"error getting file info: stat {path}: not a directory"
+                raise RpcError("internal", why) from exc
             why = f"path already exists but it is not a directory: {path}"
             raise RpcError("invalid_argument", why) from exc
         return _entry(call, files.stat(path))
