@@ -78,6 +78,7 @@ class Starter:
             found = self._launched
             # After a fork of this process its guardians would be children of another one.
             if found is None or found.owner != os.getpid() or not found.alive:
+                self._launched = None
                 if found is not None:
                     found.release()
                 found = self._launched = Launched("starter", STARTER)
