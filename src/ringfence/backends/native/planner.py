@@ -72,14 +72,29 @@ class Draft:
         self.trusted: Trusted | None = None
         self.note: str | None = None  # of the journal
         self.disk: Disk | None = None  # its writable layer, where that is not in memory
-        # A fork that is rewound has the same id, and so the same name.
-        is_fork = bool(request.spec.labels.get(LINEAGE))
-        self.hostname = f"{template.HOSTNAME}-{sandbox_id[-8:]}" if is_fork else template.HOSTNAME
+        self.hostname = hostname_of(request.spec, sandbox_id)
 
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
+
+
+def hostname_of(spec: SandboxSpec, sandbox_id: str) -> str:
+    """Return the name of a sandbox: a fork's is of its id, so one that is rewound keeps it."""
+    if not spec.labels.get(LINEAGE):
+        return template.HOSTNAME
+    return f"{template.HOSTNAME}-{sandbox_id[-8:]}"
+
+
+def rename(plan: Plan, hostname: str) -> None:
+    """Give a plan another hostname."""
+    if hostname == plan["hostname"]:
+        return
+    before = template.with_hostname(plan["hostname"])
+    steps = dict(zip(before, template.with_hostname(hostname), strict=True))
+    plan["steps"] = [steps.get(step, step) for step in plan["steps"]]
+    plan["hostname"] = hostname
 
 
 def make_plan(draft: Draft, host: Host) -> Plan:

@@ -9,6 +9,7 @@ from ..local import journal
 from ..local.answers import Refused, answer
 from ..local.host import cgroups
 from ..local.host.facts import host
+from ..local.mounts import template
 from . import planner
 from .prebuilt.prebuilt import start
 from .request import require_allowed
@@ -169,7 +170,9 @@ class Provision:
         from .sandbox import NativeSandbox
 
         sandbox = NativeSandbox(self._runtime, draft, ours, plan, self._zygote)
-        sandbox.furniture = b"" if plan["steps"] or draft.base else self._shape["template"]
+        # Its names are in no snapshot, and so make no difference to one.
+        has_more = plan["steps"] and plan["steps"] != template.with_hostname(plan["hostname"])
+        sandbox.furniture = b"" if has_more or draft.base else self._shape["template"]
         self._runtime.handover.expect(sandbox)
         if prebuilt is not None and prebuilt.meanwhile is not None:
             prebuilt.meanwhile()

@@ -208,6 +208,7 @@ class Prebuilder:
         """The same plan, with what is drawn for each sandbox."""
         own, size, limits = plan.copy(), draft.request.sizes, draft.spec.limits
         own["id"], own["tag_key"] = new_id(self._backend.name), planner.new_key()
+        planner.rename(own, planner.hostname_of(draft.spec, own["id"]))
         if first_host_id:
             own["uid_map"] = own["gid_map"] = identity.slot_map(first_host_id, draft.uid)
         name = cgroups.group_name(own["id"], self._backend.label())
