@@ -299,8 +299,8 @@ FREE = {
     ExecRequest: "argv cwd env user stdin pty stream_stdin",
     ExecutionRequest: "command args env work_dir stdin tier id",
     AttachRequest: "sandbox_id create_if_missing create_spec",
-    TemplateRequest: "name steps base backend start ready fresh",
-    TemplateStep: "run pip_install copy to env workdir user",  # `source` and `mode` are of the upload
+    TemplateRequest: "name steps base backend start ready fresh keep_env",
+    TemplateStep: "run pip_install copy to env workdir user fresh",  # `source` and `mode` are of the upload
     Extend: "",
     NewToken: "",
     NewKey: "owner scope name expires_in_s max_sandboxes max_requests",  # by admins alone

@@ -18,8 +18,7 @@ def names_of(root: Path) -> dict[bytes, dict[bytes, int]]:
     """What an image has: each directory's entries, and when each was made what it is."""
     found: dict[bytes, dict[bytes, int]] = {}
     for directory, _, _ in os.walk(os.fsencode(root)):
-        here = directory.removeprefix(os.fsencode(root)).removeprefix(b"/")
-        found[here] = {
+        found[directory[1:]] = {
             entry.name: entry.stat(follow_symlinks=False).st_ctime_ns
             for entry in os.scandir(directory)
         }
