@@ -87,7 +87,7 @@ def request_of(
             start=field(form, "startCmd", str, ""),
             ready=field(form, "readyCmd", str, ""),
             keep_env=False,
-            fresh=any(field(each, "force", bool, False) for each in (form, *asked)),
+            fresh=field(form, "force", bool, False),
         )
     except InvalidRequest as exc:
         raise ApiError(400, f"{exc.field}: {exc.message}" if exc.field else exc.message) from exc

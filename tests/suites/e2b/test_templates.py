@@ -167,7 +167,8 @@ def test_users_and_ready_commands() -> None:
     for ready in (e2b.wait_for_file("/tmp/ready"), e2b.wait_for_process("sleep"), "test -e /tmp"):
         _build(Template().from_base_image().set_start_cmd(start, ready), "started")
         with Sandbox.create("started", timeout=60) as box:
-            wait = "until [ -e /tmp/ready ]; do sleep 0.05; done; pgrep -fx 'sleep 600' | wc -l"
+            # It becomes `sleep` a moment after the file is there.
+            wait = "until pgrep -fx 'sleep 600' >/tmp/pid; do sleep 0.05; done; wc -l </tmp/pid"
             assert "1\n" == box.commands.run(wait).stdout
 
 
