@@ -336,41 +336,6 @@ def _is_refused(client: Client) -> bool:
     return False
 
 
-def test_a_client_survives_daemon_actor_and_gateway(
-    cluster: Any, gateway: Gateway, place: Path
-) -> None:
-    import ray
-
-    from ringfence.cluster import node
-
-    other = Gateway(cluster.address, place / "second")
-    try:
-        with Client(gateway.unix) as client, Client(other.unix) as beside:
-            sandbox = client.create()
-            sandbox.files.write("/tmp/kept", b"kept")
-            (at,) = (each for each in _nodes(cluster) if each["node"] == node_of(sandbox.id))
-            os.kill(_daemon_of(at), signal.SIGKILL)
-            assert b"kept" == sandbox.exec(["cat", "/tmp/kept"]).stdout
-            before = _daemon_of(at)
-            ray.kill(node.find(NAME[1], at["ray_id"]), no_restart=False)
-            _until(lambda: _beat(cluster, at["node"]) != _beat_of(at))
-            assert before == _daemon_of(at)
-            gateway.end(signal.SIGKILL)
-            assert b"kept" == beside.get(sandbox.id).exec(["cat", "/tmp/kept"]).stdout
-            assert [sandbox.id] == [each.id for each in beside.list()]
-            beside.get(sandbox.id).terminate()
-    finally:
-        other.end()
-
-
-def _beat_of(node: dict[str, Any]) -> str:
-    return str(node["beat"]).partition("-")[0]
-
-
-def _beat(cluster: Any, tag: str) -> str:
-    return next((_beat_of(each) for each in _nodes(cluster) if each["node"] == tag), "")
-
-
 def test_a_gateway_whose_clock_is_a_minute_ahead_serves_as_the_others(
     cluster: Any, gateway: Gateway, place: Path
 ) -> None:
@@ -440,6 +405,42 @@ def test_two_clusters_on_one_machine_know_nothing_of_each_other(
             ours.terminate()
     finally:
         second.end()
+
+
+def test_a_client_survives_daemon_actor_and_gateway(
+    cluster: Any, gateway: Gateway, place: Path
+) -> None:
+    """The last one that uses the common gateway, which it kills."""
+    import ray
+
+    from ringfence.cluster import node
+
+    other = Gateway(cluster.address, place / "second")
+    try:
+        with Client(gateway.unix) as client, Client(other.unix) as beside:
+            sandbox = client.create()
+            sandbox.files.write("/tmp/kept", b"kept")
+            (at,) = (each for each in _nodes(cluster) if each["node"] == node_of(sandbox.id))
+            os.kill(_daemon_of(at), signal.SIGKILL)
+            assert b"kept" == sandbox.exec(["cat", "/tmp/kept"]).stdout
+            before = _daemon_of(at)
+            ray.kill(node.find(NAME[1], at["ray_id"]), no_restart=False)
+            _until(lambda: _beat(cluster, at["node"]) != _beat_of(at))
+            assert before == _daemon_of(at)
+            gateway.end(signal.SIGKILL)
+            assert b"kept" == beside.get(sandbox.id).exec(["cat", "/tmp/kept"]).stdout
+            assert [sandbox.id] == [each.id for each in beside.list()]
+            beside.get(sandbox.id).terminate()
+    finally:
+        other.end()
+
+
+def _beat_of(node: dict[str, Any]) -> str:
+    return str(node["beat"]).partition("-")[0]
+
+
+def _beat(cluster: Any, tag: str) -> str:
+    return next((_beat_of(each) for each in _nodes(cluster) if each["node"] == tag), "")
 
 
 def test_a_lost_node_takes_its_sandboxes_alone(
