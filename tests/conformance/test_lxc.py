@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from tests.connecting import Connecting
 from tests.features import require
 from tests.strangers import AS_RANGED, PYTHON, RANGED_UID, package_for_others
 
-from ringfence import Sandbox
+from ringfence import Limits, Sandbox
 from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.launchers import Launcher, bubblewrap
 from ringfence.backends.command.lxc import lxc
 from ringfence.testing.conformance import BackendConformance
 
@@ -49,6 +51,25 @@ def test_a_container_has_its_protections_and_leaves_nothing() -> None:
     for name in ("namespaces", "capabilities", "seccomp", "memory_limit", "read_only_mounts"):
         assert "enforced" == held[name]
     assert before == left_behind()
+
+
+@pytest.mark.parametrize("make", [lxc, bubblewrap])
+def test_programs_and_their_files_leave_memory_to_the_agent(make: Callable[[], Launcher]) -> None:
+    """The kernel takes a program first; what lies in /dev/shm outlives it, and is half of the limit."""
+    limit = 64 << 20
+    with (
+        closing(CommandBackend(make())) as backend,
+        Sandbox.create(backend=backend, limits=Limits(memory_bytes=limit)) as sandbox,
+    ):
+        scores = [sandbox.exec(["cat", "/proc/self/oom_score_adj"]).text for _ in range(2)]
+        fill = "head -c 100m /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x"
+        filled = sandbox.exec(["sh", "-c", fill])
+        after = sandbox.exec(["echo", "alive"])
+
+    assert ["500\n", "500\n"] == scores
+    assert f"{limit // 2}\n" == filled.text
+    assert "No space left" in filled.stderr_text
+    assert after.ok
 
 
 CREATES = """

@@ -217,10 +217,11 @@ class OomScore:
     """
 
     def __init__(self) -> None:
-        self._fd, self._own = -1, 0
+        self._fd, self._own = users.score_fd, 0
         try:
-            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-            self._own = int(os.read(self._fd, 16))
+            if self._fd < 0:
+                self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            self._own = int(os.pread(self._fd, 16, 0))
         except OSError:  # no /proc, or not ours: as before
             pass
 

@@ -38,6 +38,7 @@ _ANEW = (
 # Namespaces whose descriptors the host gets: its helpers enter the first three, and an ordinary
 # user may not open them.
 NAMESPACES = ("user", "mnt", "net", "pid", "ipc", "uts")
+_SHM = "/dev/shm"
 _PROC = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 _OF_PROC = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _COVER = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
@@ -75,6 +76,9 @@ def set_up(settings: Settings) -> list[int]:
         mounts.mount("/dev/pts/ptmx", "/dev/ptmx", "none", mounts.MS_BIND)
     if settings["room"] is not None:
         room.make(settings["room"], settings["place"])
+    if settings["shm_bytes"] and os.path.isdir(_SHM):
+        options = f"mode=1777,size={settings['shm_bytes']}"
+        mounts.mount("ringfence", _SHM, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, options)
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
     users.keep_score(walled=True)

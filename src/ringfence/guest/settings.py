@@ -26,5 +26,8 @@ class Settings(TypedDict):
     tag_key: int  # with which that filter lets it tag an exec; 0: without a filter
     covered: list[str]  # hidden behind isolation that the agent sets up; empty: it sets up none
     room: Room | None  # behind that isolation, what may be written; None: what the root is
+    # Behind it, the size of /dev/shm; 0: as it is. What lies there outlives its program, and must leave
+    # memory to the agent, which has the same limit.
+    shm_bytes: int
     anew: bool  # the isolation is around processes of their own: the launcher's are not to be seen
     place: str  # the directory that the agent came in: to be removed

@@ -127,9 +127,7 @@ def _spawn(
     run.stage = wire.STAGE_COMMAND
     try:
         if not users.is_root:  # there is one user, and nobody to become
-            run.pid, run.failure_fd = users.start_preferred(
-                lambda: forked.start(paths, argv, env, actions, become)
-            )
+            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
         elif init.has_children():
             as_user = users.become_for_good(run.uid)
             run.pid, run.failure_fd = forked.start(paths, argv, env, actions, as_user)

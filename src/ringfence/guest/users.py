@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import resource
 
-from ..linux import mounts
+from ..linux import mounts, privileges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 # The agent's own file; beside it the program that writes down which ids it has, or, for a process image, what
 # there is to write.
 AGENT, MAPPER = "agent", "map-ids"
-_score, _own_score = -1, b"0"  # see `keep_score`
-_PREFERRED = b"500"
+score_fd = (
+    -1
+)  # of our own file that says how likely the kernel kills us for memory: see `keep_score`
 is_root = os.getuid() == 0  # whoever is may become other users
 confine: Callable[[], None] | None = None  # called in the child of each exec, before its program
 # Opens the master and the slave of a terminal, given rows and columns, where the agent itself may not.
@@ -71,37 +72,22 @@ def keep_score(*, walled: bool) -> None:
     Of that one file: a directory could be entered, by a link of the guest's to our /proc/self/fd, as the one
     to start a program in (CVE-2024-21626).
     """
-    global _score, _own_score
+    global score_fd
     try:
+        # Else it belongs to the root of whoever made our user namespace; no program runs yet.
+        privileges.set_dumpable(True)
         # By a mount of its own: one with a file that is open for writing cannot be made read-only.
-        proc = mounts.open_tree("/proc", recursive=False) if walled else -1
+        # With all below: the kernel copies no mount without those that LXC has locked on it.
+        proc = mounts.open_tree("/proc") if walled else -1
         try:
             where = "self/oom_score_adj" if walled else "/proc/self/oom_score_adj"
             how = os.O_RDWR | os.O_CLOEXEC
-            _score = os.open(where, how, dir_fd=proc if walled else None)
+            score_fd = os.open(where, how, dir_fd=proc if walled else None)
         finally:
             if walled:
                 os.close(proc)
-        _own_score = os.pread(_score, 16, 0)
     except OSError:
-        _score = -1  # its kernel has none, or somebody has forbidden it
-
-
-def start_preferred(start: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """Start a program that dies where memory runs out, and not we: it has our score as it is meanwhile."""
-    _set_score(_PREFERRED)
-    try:
-        return start()
-    finally:
-        _set_score(_own_score)
-
-
-def _set_score(score: bytes) -> None:
-    try:
-        if _score >= 0:
-            os.write(_score, score)
-    except OSError:
-        pass  # lower than whoever started us lets it be
+        score_fd = -1  # its kernel has none, or somebody has forbidden it
 
 
 def keep_only(fds: list[int]) -> None:

@@ -184,6 +184,7 @@ def settings(draft: Draft, host: Host, size: Sizes) -> Settings:
         "tag_key": 0,
         "covered": [],
         "room": None,
+        "shm_bytes": 0,
         "anew": False,
         "place": places.AGENT,
     }

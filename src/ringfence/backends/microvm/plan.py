@@ -306,6 +306,7 @@ def waking(draft: Draft, size: Sizes) -> Waking:
             "tag_key": 0,
             "covered": [],
             "room": None,
+            "shm_bytes": 0,
             "anew": False,
             "place": "",
         },

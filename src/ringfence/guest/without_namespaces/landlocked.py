@@ -71,7 +71,6 @@ def main(control: wire.Socket) -> NoReturn:
     try:
         _become(settings["ids"])
         users.is_root = False  # there is one user, whatever its number is
-        users.keep_score(walled=False)
         privileges.set_dumpable(False)
         privileges.set_no_new_privs()
         privileges.adopt_orphans()

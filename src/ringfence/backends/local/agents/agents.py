@@ -21,6 +21,7 @@ from ....policy.protected import check_names
 from ...optional import ProfileStore, Replicable
 from ..base import LocalBackend
 from ..host import identity
+from ..host.facts import host
 from ..launched import Launched
 from ..network import check_given_secrets
 from ..session import (
@@ -31,7 +32,7 @@ from ..session import (
     is_own,
     session_root,
 )
-from ..sizes import DEFAULT_OPEN_FILES
+from ..sizes import DEFAULT_OPEN_FILES, sizes
 from .contained import AGENT, NO_NAMESPACE_FDS
 
 TYPE_CHECKING = False
@@ -320,6 +321,7 @@ def settings(
         "tag_key": key if filtered else 0,
         "covered": list(covered),
         "room": room,
+        "shm_bytes": sizes(spec, host()).memory_bytes // 2 if covered and room is None else 0,
         "anew": anew,
         "place": AGENT,
     }
