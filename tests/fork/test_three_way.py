@@ -280,6 +280,20 @@ def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:
         merge(tmp_path / "none", {}, {})
 
 
+def test_a_file_of_the_target_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("control")
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    with closing(HostTree(str(tmp_path))) as tree:
+        control = tree.get("file")
+        file.chmod(0)
+        with pytest.raises(FileError, match="file"):
+            tree.get("file")
+
+    assert control is not None
+
+
 def test_a_sparse_file_is_refused_before_it_fills_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,7 +289,10 @@ class HostTree:
         """Do nothing: each is looked at when it is asked for."""
 
     def get(self, path: str) -> Entry | None:
-        return entry_below(self.fd, path)
+        try:
+            return entry_below(self.fd, path)
+        except PermissionError as exc:
+            raise host_file_error(errno.EACCES, f"{self.directory}/{path}") from exc
 
     def pieces(self, path: str) -> Iterator[bytes]:
         return pieces_of(self.fd, path)
