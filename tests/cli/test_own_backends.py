@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -184,21 +185,40 @@ def test_a_server_serves_them(
     assert health.json()["ok"]
 
 
-@pytest.mark.parametrize("named", [["wrong"], ["native", "wrong"]], ids=str)
-def test_a_server_does_not_begin_without_a_backend_that_was_named(
-    named: list[str], tables: str, tmp_path: Path
-) -> None:
-    words = [word for name in named for word in ("--backend", name)]
+def test_a_server_does_not_begin_where_no_named_backend_works(tables: str, tmp_path: Path) -> None:
     place = tmp_path / "state"
 
     said = ringfence_command(
-        *("serve", "--state-dir", str(place), *words), env={"RINGFENCE_BACKENDS": tables}
+        *("serve", "--state-dir", str(place), "--backend", "wrong"),
+        env={"RINGFENCE_BACKENDS": tables},
     )
 
     assert (125, b"") == (said.returncode, said.stdout)
     assert b"backend wrong cannot make a sandbox: " in said.stderr
     assert b"ringfence doctor" in said.stderr
     assert not (place / "ringfence.sock").exists()
+
+
+def test_a_server_says_which_of_its_backends_does_not_work(tables: str, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "ringfence",
+        "serve",
+        "--json",
+        "--state-dir",
+        str(tmp_path / "s"),
+    ]
+    argv += ["--backend", "wrong", "--backend", "native"]
+    environment = {**os.environ, "RINGFENCE_BACKENDS": tables}
+    with subprocess.Popen(argv, env=environment, stdout=-1, stderr=-1) as served:
+        assert served.stdout is not None
+        listening = json.loads(served.stdout.readline())["listening"]
+        served.terminate()
+        _, said = served.communicate(timeout=60)
+
+    assert listening
+    assert b"backend wrong cannot make a sandbox: " in said
 
 
 def test_one_made_in_a_program_is_given_no_more_than_it_takes(

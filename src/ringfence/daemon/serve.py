@@ -55,10 +55,10 @@ def serve(
 
     Args:
         ready: Called with the addresses once they answer.
-        must_work: Backends that were asked for by name.
+        must_work: Backends that were asked for by name: one of them has to work.
 
     Raises:
-        BackendUnavailable: One of those cannot make a sandbox here; nothing is answered.
+        BackendUnavailable: None can make a sandbox here; nothing is answered.
     """
     from ..api.access.audit import Audit
     from ..api.app import make_app
@@ -120,18 +120,23 @@ def serve(
 
 
 def _check_working(manager: SessionManager, wanted: Sequence[str], must: Sequence[str]) -> None:
-    """Refuse to serve without a backend of `must`, or with none of those that are `wanted`.
+    """Refuse to serve where no backend works, and log the reason of each one that does not.
 
-    The default backend alone is not tried here: that takes time, and `/v1/health` tells of it.
+    The default backend alone is not tried unless `must` has it: that takes time, and `/v1/health` tells of it.
     """
     if not must and (*wanted,) == (DEFAULT,):
         return
     reports = {name: manager.maker.report(name) for name in wanted}
-    lacking = [name for name, each in reports.items() if not each.available]
-    if lacking and (must or len(lacking) == len(reports)):
-        each = (f"backend {name} cannot make a sandbox: {reports[name].reason}" for name in lacking)
+    lacking = [
+        f"backend {name} cannot make a sandbox: {each.reason}"
+        for name, each in reports.items()
+        if not each.available
+    ]
+    if len(lacking) == len(reports):
         hint = "`ringfence doctor` lists the backends that work here"
-        raise BackendUnavailable("; ".join(each), hint=hint)
+        raise BackendUnavailable("; ".join(lacking), hint=hint)
+    for each in lacking:
+        logger.warning("%s", each)
 
 
 def _shared(config: DaemonConfig) -> SharedSnapshots | None:
