@@ -363,13 +363,26 @@ def live_mount_target(lab: Lab) -> Outcome:
 @probe("network.inbound", "high", NETWORK)
 def inbound(lab: Lab) -> Outcome:
     """A service inside must not be reachable from the host."""
+    word = os.urandom(16).hex()
     with lab.sandbox(network="none" if lab.protected else "unrestricted") as sandbox:
-        port = int(first_line(start(sandbox, "tasks", "serve")) or 0)
+        port = int(first_line(start(sandbox, "tasks", "serve", word)) or 0)
         if not port:
             return inconclusive("it did not listen")
         with socket.socket() as sock:
             sock.settimeout(PATIENCE_S)
             answer = sock.connect_ex(("127.0.0.1", port))
+            # A program of the host may have the same port.
+            is_inside = answer == 0 and _says(sock, word.encode())
     if answer in (errno.EAGAIN, errno.ETIMEDOUT):
         return inconclusive("nobody takes the connection, and nobody refuses it")
-    return escaped(f"connected to port {port}") if answer == 0 else held(os.strerror(answer))
+    if is_inside:
+        return escaped(f"connected to port {port}")
+    return held(os.strerror(answer) if answer else "the port is another program's")
+
+
+def _says(sock: socket.socket, word: bytes) -> bool:
+    """Return whether this is the first that the other end sends."""
+    try:
+        return sock.recv(len(word), socket.MSG_WAITALL) == word
+    except OSError:
+        return False

@@ -132,13 +132,15 @@ def swap(directory: str) -> None:
                 time.sleep(0.0005)
 
 
-def serve() -> None:
-    """Listen on every address; print the port, and wait."""
+def serve(word: str) -> None:
+    """Listen on every address; print the port, and send `word` to the first client."""
     with socket.socket() as sock:
         sock.bind(("0.0.0.0", 0))
         sock.listen()
+        sock.settimeout(20)
         print(sock.getsockname()[1], flush=True)
-        time.sleep(20)
+        with sock.accept()[0] as client:
+            client.sendall(word.encode())
 
 
 def modes(top: str) -> None:
