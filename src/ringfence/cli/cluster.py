@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from functools import partial
+from typing import cast
 
 from ..errors import InvalidRequest
 from ..model.base.checks import parse_duration
@@ -14,7 +16,7 @@ from .server.hosting import CLUSTER, NODES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
     from ..cluster.directory import Directory
     from .options import Command
@@ -78,9 +80,28 @@ def _usage(command: Command) -> str:
     return f"ringfence {command.name} {command.arguments}"
 
 
+class MainThreadOutput:
+    """Standard output of the main thread alone: a thread of Ray prints warnings there, whatever it is told.
+
+    Theirs go to standard error, so that the output of `--json` is JSON.
+    """
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+
+    def write(self, text: str) -> int:
+        """Write to standard output, or from another thread to standard error."""
+        is_main = threading.current_thread() is threading.main_thread()
+        return (self._output if is_main else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+
 def _directory(given: dict[str, Any]) -> Directory:
     from ..cluster.directory import connect
 
+    sys.stdout = cast("TextIO", MainThreadOutput(sys.stdout))
     return connect(given.get("address", "auto"), given.get("cluster-name", "default"))
 
 
