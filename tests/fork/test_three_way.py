@@ -283,11 +283,11 @@ def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_the_target_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("control")
-    if os.geteuid() == 0:
-        pytest.skip("root may read every file")
     with closing(HostTree(str(tmp_path))) as tree:
         control = tree.get("file")
         file.chmod(0)
+        if os.access(file, os.R_OK):
+            pytest.skip("this user may read every file")
         with pytest.raises(FileError, match="file"):
             tree.get("file")
 
