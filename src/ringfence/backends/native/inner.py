@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from ...errors import IsolationError, SandboxLost
+from ...errors import IsolationError, SandboxLost, Unsupported
 from ...launcher import wire
 from ...linux import namespaces as linux
-from ..local.answers import Refused, answer
+from ..local.answers import Refused, answer, bound_sends
+from ..local.host import identity
 from ..local.host.facts import host
 
 TYPE_CHECKING = False
@@ -111,3 +112,34 @@ def start_agent(sandbox: LiveSandbox, uid: int) -> wire.Socket:
         raise sandbox.lost_error() from None
     ours.settimeout(None)
     return ours
+
+
+def control_of(sandbox: LiveSandbox, uid: int) -> wire.Socket:
+    """The control socket of an agent of another user than the sandbox's, started on first use.
+
+    Raises:
+        Unsupported: There is only one user inside, or none with that id.
+    """
+    if not sandbox.first_host_id:
+        raise Unsupported(
+            f"a sandbox made by an ordinary user has one user inside, uid {sandbox.uid}",
+            backend="native",
+            operation="exec as another user",
+            field="user",
+            hint="create the sandbox with this user, or with the profile own_root (`ringfence doctor`"
+            " tells whether it works here), or run Ringfence as root",
+        )
+    if uid >= identity.LOW_IDS and uid != identity.NOBODY:
+        raise Unsupported(
+            f"uid {uid} is not mapped in this sandbox",
+            backend="native",
+            operation="exec as another user",
+            field="user",
+            hint=f"uids below {identity.LOW_IDS} and {identity.NOBODY} are; or create it with this user",
+        )
+    if uid not in sandbox.agents:
+        agent = start_agent(sandbox, uid)
+        bound_sends(agent)
+        sandbox.agents[uid] = agent
+        sandbox.backend.handover.add_agent(sandbox, uid)
+    return sandbox.agents[uid]

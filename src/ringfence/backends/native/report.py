@@ -69,7 +69,7 @@ def _refusal(name: str, exc: Exception, known: Iterable[str]) -> BackendReport:
 
 def _several_users(backend: Provisions) -> Capability:
     """Found by making a sandbox with a root of its own, and starting something there as root."""
-    from .users import control_of
+    from .inner import control_of
 
     spec = SandboxSpec(profile=OWN_ROOT, allow_degraded=("*",))
     try:

@@ -110,7 +110,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
             account = accounts.find(self.files, request.user)
             uid, own = account.uid, account.env
         if uid != self.uid:
-            from .users import control_of
+            from .inner import control_of
 
             with self._lock:
                 control = control_of(self, uid)
