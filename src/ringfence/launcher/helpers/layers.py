@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WHITEOUT = ".wh."
 GONE = "gone"
 """Kind of the entry of what a layer removes."""
-# Made anew for every sandbox, by what it is: its network.
 _MOUNTS = "/proc/self/mountinfo"
 
 
