@@ -18,7 +18,7 @@ test-all: ## all tests: also every other backend, all programs and all pages
 extras: ## the wheel and each extra alone in fresh environments, and the README followed; ARGS="all" or "PYTHON ..."
 	@tools/extras.sh $(ARGS)
 
-suites: ## suites that agent frameworks wrote for sandboxes; ARGS="langchain ..." chooses
+suites: ## suites that agent frameworks wrote for sandboxes; ARGS="langchain ..." chooses, ARGS=all adds those that CI leaves out
 	@tools/suites.sh $(ARGS)
 
 check: test-all lint ## tests, lint, format, types and layering

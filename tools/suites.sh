@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Suites that others wrote, each with packages of its own: `tools/suites.sh [NAME...]`, all of them without a name.
+# Suites that others wrote, each with packages of its own: `tools/suites.sh [NAME...]`, those of CI without a name, and
+# all of them by the name `all`.
 # As root they run as an unprivileged user. With LOCK=1 their packages are locked anew instead.
 # The last line is "N passed, N failed, N skipped"; a suite that cannot run here is one skip, and in CI one failure.
 set -uo pipefail
@@ -10,6 +11,7 @@ cd "$(dirname "$0")/.."
 mkdir -p build
 names=("$@")
 [ $# -gt 0 ] || names=("${suites[@]}")
+[ "$*" != all ] || names=("${suites[@]}" "${suites_by_hand[@]}")
 passed=0 failed=0 skipped=0
 become_ranged=() no_ranges=''
 
