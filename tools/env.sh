@@ -67,11 +67,17 @@ add_dev_tools() {
   cp requirements-dev.lock "$stamp"
 }
 
-# install_locked PYTHON LOCK [OPTION...]: by uv, which takes seconds, or else by pip, which asks its own configuration where to look.
+# install_locked PYTHON LOCK [OPTION...]: what is locked, compiled.
 install_locked() {
   local python=$1 lock=$2; shift 2
-  { find_uv && "$uv" pip install -q --compile-bytecode --require-hashes --python "$python" "$@" -r "$lock" >>build/pip.log 2>&1; } ||
-    .venv/bin/python -m pip --python "$python" install -q --require-hashes --root-user-action ignore "$@" -r "$lock" >>build/pip.log 2>&1
+  install_for "$python" --compile --require-hashes "$@" -r "$lock"
+}
+
+# install_for PYTHON [ARGUMENT...]: by uv, which takes seconds, or else by pip, which asks its own configuration where to look.
+install_for() {
+  local python=$1; shift
+  { find_uv && "$uv" pip install -q --python "$python" "$@" >>build/pip.log 2>&1; } ||
+    .venv/bin/python -m pip --python "$python" install -q --root-user-action ignore "$@" >>build/pip.log 2>&1
 }
 
 find_uv() {  # sets `uv`; installs it, as locked, into build/uv

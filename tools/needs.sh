@@ -34,11 +34,14 @@ add_needs() {
   mkdir -p build
   open_tmp
   add_packages
+  local each jobs=()
+  # At once, as each waits for the network. What cannot be had, its tests say.
   # A kernel for the guests of microVMs, where tests look for it and users do not.
-  tools/guest_kernel.sh /var/cache/ringfence-tests/kernel || true
-  # A real launcher for the command backend, and those of browsers; where they cannot be had, their tests say so.
-  command -v codex >/dev/null || tools/conformance.sh codex --install || true
-  add_libraries || true
+  tools/guest_kernel.sh /var/cache/ringfence-tests/kernel & jobs+=($!)
+  # A real launcher for the command backend.
+  command -v codex >/dev/null || { tools/conformance.sh codex --install & jobs+=($!); }
+  add_libraries & jobs+=($!)
+  for each in "${jobs[@]}"; do wait "$each" || true; done
 }
 
 # The tests of ordinary users need it as Debian makes it; images of machines have been seen with 755.
@@ -50,16 +53,15 @@ open_tmp() {  # [DIRECTORY]
 # Where a sandbox sees them, too: launchers of browsers, which are Debian's, and what cells plot with.
 add_libraries() {
   local place=/usr/local/lib/ringfence-tests
+  make_venv || return 1
   if [ ! -d $place/playwright/playwright ]; then
     say "installing Playwright"
-    add_pip; .venv/bin/python -m pip --python /usr/bin/python3 install -q --root-user-action ignore --no-compile \
-      --target $place/playwright playwright==1.65.2 >>build/pip.log 2>&1 || return 1
+    install_for /usr/bin/python3 --target $place/playwright playwright==1.65.2 || return 1
     rm -f $place/playwright/playwright/driver/node # Debian's serves, and is 80 MB less
   fi
   if [ ! -d $place/science/matplotlib ]; then
     say "installing matplotlib, pandas and ipykernel"
-    add_pip; .venv/bin/python -m pip --python /usr/bin/python3 install -q --root-user-action ignore --no-compile \
-      --target $place/science matplotlib==3.11.2 pandas==3.1.1 ipykernel==7.4.0 >>build/pip.log 2>&1 || return 1
+    install_for /usr/bin/python3 --target $place/science matplotlib==3.11.2 pandas==3.1.1 ipykernel==7.4.0 || return 1
   fi
   if [ ! -d $place/puppeteer/node_modules/puppeteer-core ]; then
     say "installing Puppeteer"
