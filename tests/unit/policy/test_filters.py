@@ -50,6 +50,17 @@ def test_what_is_not_shipped_is_compiled() -> None:
     assert reading.ALLOW == simulator.run(program, io_setup, (), reading.ARCH["aarch64"]).value
 
 
+@pytest.mark.parametrize("key", [1, 2**64 - 1])
+def test_the_least_and_the_greatest_key_are_taken(key: int) -> None:
+    assert key == filters.checked_key(key)
+
+
+@pytest.mark.parametrize("key", [0, 2**64, -1])
+def test_a_key_beyond_64_bits_is_refused(key: int) -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        filters.checked_key(key)
+
+
 def test_without_a_key_nobody_sets_the_tag() -> None:
     """Not even who knows the placeholder of the shipped files."""
     first, second = load_filter(machine="x86_64"), load_filter(machine="x86_64")
