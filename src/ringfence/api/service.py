@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -105,12 +106,18 @@ class Service:
     async def need(self, any_id: str, caller: Caller) -> Live:
         """`live`; of one that has ended it is said why.
 
+        One that is being saved and restored in its place is waited for.
+
         Raises:
             SandboxNotFound: There is none, or it is another client's.
             LifecycleError: It has ended.
         """
         try:
-            return self.live(any_id, caller)
+            live = self.live(any_id, caller)
+            if live.moving is not None:
+                await settled(live)
+                live = self.live(any_id, caller)
+            return live
         except SandboxNotFound:
             ended = await self.thread_pools.call(self.manager.get, any_id, caller.sees)
             if caller.sandbox not in ("", ended.sandbox_id):
@@ -119,6 +126,13 @@ class Service:
                 f"sandbox {ended.sandbox_id} has ended: {ended.reason or ended.state}",
                 hint="create a new one",
             ) from None
+
+
+async def settled(live: Live) -> None:
+    """Wait until a sandbox that is saved and restored in its place is there again."""
+    if live.moving is not None:
+        # Another request may be cancelled, and wait for the same.
+        await asyncio.shield(asyncio.wrap_future(live.moving))
 
 
 async def _service(connection: HTTPConnection) -> Service:

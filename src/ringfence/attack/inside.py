@@ -96,7 +96,9 @@ def run_in_copy(
     next(iter(waiting.stdout), b"")
     (fork,) = sandbox.fork(processes="required")
     with fork:
-        copy = fork.process(waiting.id)
+        report = fork.fork_report
+        assert report is not None
+        copy = fork.process(*report.processes)
         assert copy.stdin is not None
         copy.stdin.write(request(probes, context).encode())
         copy.stdin.close()

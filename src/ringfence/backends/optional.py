@@ -275,6 +275,15 @@ class Continuable:
         """
         raise NotImplementedError
 
+    def check_copy(self, spec: SandboxSpec) -> None:
+        """Refuse what no copy of what runs can have.
+
+        Raises:
+            Unsupported: Its limits, network policy or secrets differ from this one's in a way that what is
+                saved has inside.
+        """
+        raise NotImplementedError
+
     def hold(self, templates: Sequence[ProcessTemplate]) -> None:
         """Prepare it for `snapshot`, with these execs; `ProcessTemplate.release` takes that back.
 

@@ -12,7 +12,7 @@ from ..api.access import gateways
 from ..api.access.caller import TOKEN, Caller
 from ..api.access.permissions import WEBSOCKET
 from ..api.admission import Body
-from ..api.service import Service
+from ..api.service import Service, settled
 from ..errors import Unauthenticated
 from ..execs.execs import Execs
 from ..model.client_session import SessionState
@@ -138,6 +138,7 @@ class _Passing(Passing[Door]):
         if not self._sandbox:
             return self._signed(self._operation)
         live, manager = self._found(), self._service.manager
+        await settled(live)
         if live.state == SessionState.SUSPENDED:
             is_health = self._path == "/health" and self._port == ENVD_PORT
             if is_health or not notes_of(live.metadata).auto_resume:

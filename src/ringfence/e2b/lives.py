@@ -12,7 +12,7 @@ from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTime
 from ..model.spec import LIGHT, STRONG, SandboxSpec
 from ..sessions import snapshots
 from ..sessions.catalogue.records import map_text
-from ..sessions.forks import TEMPORARY
+from ..sessions.forks import save
 from .notes import Notes, client_metadata, notes_of
 
 TYPE_CHECKING = False
@@ -77,21 +77,19 @@ def forks(
     Args:
         create: Makes a sandbox from a snapshot.
     """
-    carry.stop("auto", live)
+    spec = replace(live.spec, network=live.inner.spec.network)
+    saved = save(manager, live, spec, "auto", carry)
     try:
-        saved = snapshots.take(manager, live, TEMPORARY)
-        try:
-            carry.release()
-            carry.load()
-            for _ in range(count):
-                try:
-                    yield _with_all(manager, carry, lambda: create(saved.id))
-                except RingfenceError as exc:
-                    yield exc
-        finally:
-            snapshots.delete(manager, saved.id, None)
+        carry.release()
+        carry.load()
+        for _ in range(count):
+            try:
+                yield _with_all(manager, carry, lambda: create(saved.id))
+            except RingfenceError as exc:
+                yield exc
     finally:
         carry.close()
+        snapshots.delete(manager, saved.id, None)
 
 
 def _with_all(manager: SessionManager, carry: Carry, create: Callable[[], Live]) -> Live:
@@ -100,6 +98,8 @@ def _with_all(manager: SessionManager, carry: Carry, create: Callable[[], Live])
         carry.put_into(made)
     except Unsupported as exc:
         manager.end(made, "it could not be copied")
+        if carry.is_whole:
+            raise
         carry.leave_out(exc.message)
         return create()
     except BaseException:

@@ -117,7 +117,7 @@ class Execs:
         run = self._new_run(live, request)
         with self._hidden(run):
             self._put(run.view())
-            pump = self._begin(live, run, request, partial(_start, live, run, request))
+            pump = self._begin(live, run, request, partial(_start, live, run, request, attend_s))
         self._drive(run, pump, attend_s)
         return run
 
@@ -144,7 +144,9 @@ class Execs:
                             "this idempotency key was used for another request", field="key"
                         )
                     return self.find(live.sandbox_id, known), False
-                pump = self._begin(live, run, request, partial(_start, live, run, request))
+                pump = self._begin(
+                    live, run, request, partial(_start, live, run, request, attend_s)
+                )
         self._drive(run, pump, attend_s)
         return run, True
 
@@ -413,8 +415,10 @@ class Execs:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _start(live: Live, run: Run, request: ExecRequest) -> BackendExec:
-    return live.watched.start(request, label=run.id)
+def _start(live: Live, run: Run, request: ExecRequest, attend_s: float) -> BackendExec:
+    # What a caller waits for is not forked in the middle, and has nothing between it and its streams.
+    start = live.watched.start_attended if attend_s else live.watched.start
+    return start(request, label=run.id)
 
 
 def _with_input(request: ExecRequest) -> ExecRequest:

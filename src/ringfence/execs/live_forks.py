@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..backends.optional import Forkable
+from ..backends.optional import Continuable, Forkable
 from ..contexts.frames import language_of
 from ..contexts.frames import request as request_to
 from ..errors import Unsupported
@@ -13,6 +13,7 @@ from ..model.execs.exec import ExecRequest
 from ..model.execs.exec_view import ExecView
 from ..model.fork import ForkReport
 from ..sessions.forks import Carry
+from ..sessions.maker import for_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..backends.optional import ProcessTemplate
+    from ..backends.protocol import BackendSandbox
+    from ..model.spec import SandboxSpec
     from ..sessions.live import Live
     from .execs import Execs
     from .run import Run
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 class LiveForks(Carry):
     """Execs of a sandbox, as its forks take them along: all contexts or none, and others one by one.
+
+    Where the backend saves a sandbox as a whole, all of them or none.
 
     Args:
         busy: Id of a context that runs a cell; empty: none does, and none begins one until `release`.
@@ -43,29 +48,60 @@ class LiveForks(Carry):
         self.report = ForkReport(parent)
         self.execs: list[dict[str, str]] = []
 
-    def stop(self, processes: str, live: Live) -> None:
+    def stop(self, processes: str, live: Live, spec: SandboxSpec) -> None:
         parent = self.report.parent
         try:
             if processes != "none":
-                self._stop(live, is_required=processes == "required")
+                self._stop(live, spec, is_required=processes == "required")
         except BaseException as exc:
             self.close()
             if processes == "required" or not isinstance(exc, Unsupported):
                 raise
             self.report = ForkReport(parent, reason=exc.message)
 
-    def _stop(self, live: Live, *, is_required: bool) -> None:
+    def _stop(self, live: Live, spec: SandboxSpec, *, is_required: bool) -> None:
         inner = live.inner
-        if not isinstance(inner, Forkable):
+        if not isinstance(inner, Forkable | Continuable):
             raise _refused(f"the {live.backend} backend copies files only", live)
         if self._busy:
             raise _refused(f"context {self._busy} runs a cell", live)
-        contexts: list[str] = []
-        processes: list[str] = []
-        names = inner.left_behind()
-        left_out = {each: f"{each} runs in the background and belongs to no exec" for each in names}
+        left_out: dict[str, str] = {}
+        if isinstance(inner, Continuable):
+            if not inner.running() and not live.inner.stats().pids:
+                return
+            inner.check_copy(for_backend(spec, live.sandbox_id))
+            is_required = True  # what cannot go along cannot stay behind either
+        else:
+            names = inner.left_behind()
+            left_out = {
+                each: f"{each} runs in the background and belongs to no exec" for each in names
+            }
         if left_out and is_required:
             raise _refused("; ".join(left_out.values()), live)
+        contexts, processes = self._hold(live, inner, left_out, is_required=is_required)
+        if isinstance(inner, Continuable):
+            inner.hold([template for _, template in self._held])
+            self.is_whole = True
+        self.report = ForkReport(
+            self.report.parent,
+            self.is_whole or bool(self._held),
+            "; ".join(left_out.values()),
+            contexts,
+            processes,
+            tuple(left_out),
+        )
+
+    def _hold(
+        self,
+        live: Live,
+        inner: Forkable | Continuable,
+        left_out: dict[str, str],
+        *,
+        is_required: bool,
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Stop every exec that can be copied: ids of contexts, and of others; why others cannot is added."""
+        contexts: list[str] = []
+        processes: list[str] = []
         for run in self._execs.running_of(live.sandbox_id):
             view, begun = run.view(), run.begun
             is_context = bool(language_of(view.argv))
@@ -80,14 +116,12 @@ class LiveForks(Carry):
                 continue
             self._held.append((view, template))
             (contexts if is_context else processes).append(run.id)
-        self.report = ForkReport(
-            self.report.parent,
-            bool(self._held),
-            "; ".join(left_out.values()),
-            tuple(contexts),
-            tuple(processes),
-            tuple(left_out),
-        )
+        return tuple(contexts), tuple(processes)
+
+    def move(self, before: BackendSandbox, inner: BackendSandbox) -> None:
+        """See `Carry`."""
+        assert isinstance(before, Continuable)
+        before.move([template for _, template in self._held], inner)
 
     def release(self) -> None:
         try:

@@ -229,6 +229,11 @@ class Agent(FileRequests):
         looking.renew_machine_id()
         return b"%d" % self.execs.last_number
 
+    def _do_throttled(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+        """Believe no count of processor time from now on: the host keeps the guest waiting."""
+        self.execs.counts_cpu = False
+        return b""
+
     def _do_usage(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
         """Processes, bytes in memory; bytes and inodes in the root, as text."""
         self.watchdog.settle()

@@ -51,7 +51,7 @@ class Execs:
     """
 
     def __init__(self, groups: Groups | Tags, *, counts_cpu: bool) -> None:
-        self.groups, self._counts_cpu = groups, counts_cpu
+        self.groups, self.counts_cpu = groups, counts_cpu
         self.running: dict[int, Exec] = {}  # by number
         self.last_number = 0
         self._by_pid: dict[int, Exec] = {}
@@ -151,7 +151,7 @@ class Execs:
         report.killed_by = run.killed_by | run.crowded
         report.timed_out = int(run.killed_by == wire.KILLED_BY_TIMEOUT)
         report.user_ns = report.system_ns = wire.UNKNOWN
-        if self._counts_cpu:
+        if self.counts_cpu:
             report.user_ns, report.system_ns = self.groups.cpu_ns(run.number)
         if run.failure_fd >= 0:
             never_began = forked.failure(run.failure_fd)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 _PIECE = 1 << 16
 _TURNS = 8  # then somebody else may have one
+_PATIENCE_S = 1.0  # for whoever reads on the host, and is about to
 _MOST_LEFT = 1 << 18  # more than a pipe holds, of whose writers one may write on and on
 
 
@@ -64,6 +66,17 @@ class OneWay:
             left -= count
         return left <= 0 or not self.rest
 
+    def flush(self) -> bool:
+        """Pass on what was taken from the source, as soon as it is read; whether it was."""
+        until = time.monotonic() + _PATIENCE_S
+        poll = select.poll()
+        while self.rest and not self.is_over:
+            poll.register(self.sink, select.POLLOUT)
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                return False
+            self.move()  # at most the rest
+        return True
+
     def close(self) -> None:
         for fd in (self.source, self.sink):
             if fd >= 0:
@@ -100,8 +113,11 @@ class Relay:
     def waiting(self) -> str:
         """Pass on all that can be; what of it has to wait, where something has."""
         for number, way in self.streams.items():
-            if not way.settle() or way.rest:
-                return "output that was not read" if number else "input that it does not read"
+            way.settle()
+            if number and not way.flush():
+                return "output that was not read"
+            if not number and way.rest:
+                return "input that it does not read"
         return ""
 
     def let_go(self) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..contexts import Context
     from ..model.execs.exec import ExecRequest
     from ..model.limits import Limits
+    from ..model.spec import SandboxSpec
 
 
 class _Held:
@@ -57,11 +58,12 @@ class LiveFork:
         self._held: list[_Held] = []
         self._waiting: list[Context] = []  # contexts that begin no cell meanwhile
 
-    def stop(self, processes: str) -> ForkReport:
+    def stop(self, processes: str, spec: SandboxSpec | None = None) -> ForkReport:
         """Stop all of it; what goes along.
 
         Args:
             processes: See `Sandbox.fork`.
+            spec: Of the copies; None: as it is.
 
         Raises:
             Unsupported: Something that is required cannot be copied; all goes on.
@@ -70,7 +72,7 @@ class LiveFork:
         if processes == "none":
             return ForkReport(parent)
         try:
-            return self._stop(parent, is_required=processes == "required")
+            return self._stop(parent, spec, is_required=processes == "required")
         except Unsupported as exc:
             self.close()
             if processes == "required":
@@ -80,13 +82,15 @@ class LiveFork:
             self.close()
             raise
 
-    def _stop(self, parent: str, *, is_required: bool) -> ForkReport:
+    def _stop(self, parent: str, spec: SandboxSpec | None, *, is_required: bool) -> ForkReport:
         inner, name = self._sandbox._inner, self._sandbox.session.backend
         if isinstance(inner, Continuable):
             if not self._sandbox._can_move:
                 raise _refused(f"a manager's session in the {name} backend copies files only", name)
             if not inner.running() and not self._sandbox.stats().pids:
                 return ForkReport(parent)
+            if spec is not None:
+                inner.check_copy(spec)
             self._hold_all(
                 inner, is_required=True
             )  # what cannot go along cannot stay behind either

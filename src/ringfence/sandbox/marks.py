@@ -57,6 +57,7 @@ class Mark:
     Args:
         home: The backend of the sandbox.
         processes: See `Sandbox.fork`.
+        spec: Of the forks that it is made for; None: any.
 
     Attributes:
         sandbox_id: Id of the sandbox.
@@ -67,12 +68,14 @@ class Mark:
         ResourceExhausted: This process keeps `MOST_MARKS` already.
     """
 
-    def __init__(self, sandbox: Any, home: Backend, processes: str) -> None:
+    def __init__(
+        self, sandbox: Any, home: Backend, processes: str, spec: SandboxSpec | None = None
+    ) -> None:
         self.sandbox_id = sandbox.id
         self._home, self._processes = home, processes
         self._is_closed = True
         self._live = LiveFork(sandbox)
-        self.report: ForkReport = self._live.stop(processes)
+        self.report: ForkReport = self._live.stop(processes, spec)
         try:
             _sweep(home)
             self.id: str = sandbox._inner.snapshot({OWNER: owner.label()}).id

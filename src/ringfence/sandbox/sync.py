@@ -586,7 +586,7 @@ class Sandbox:
         now = self.spec.altered(network=self._inner.spec.network)
         wanted = spec_of(now, self.id, **given)
         applied = spec_of(self._inner.spec.altered(secrets=self.spec.secrets), self.id, **given)
-        mark = at or self.mark(processes=processes)
+        mark = at or self._mark(processes, applied)
 
         def make(inner: BackendSandbox) -> Sandbox:
             fork = type(self)(inner, wanted)
@@ -611,11 +611,15 @@ class Sandbox:
             ResourceExhausted: This process keeps as many marks as it may, 64.
         """
         from ..fork.branches import check_arguments
-        from .marks import Mark
 
         check_arguments(1, processes)
         self._check_alive("mark")
-        return Mark(self, self._home or backend_named(self.session.backend), processes)
+        return self._mark(processes, None)
+
+    def _mark(self, processes: str, spec: SandboxSpec | None) -> Mark:
+        from .marks import Mark
+
+        return Mark(self, self._home or backend_named(self.session.backend), processes, spec)
 
     def rewind(self, mark: Mark) -> None:
         """Go back to a mark of this sandbox, in place: its files, and the contexts that ran.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from ..backends.optional import Layered
-from ..errors import InvalidRequest, LifecycleError, Unsupported
+from ..backends.optional import Continuable, Layered
+from ..errors import InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..fork import branches, merging
 from ..model.acquire import AcquireOptions
+from ..model.client_session import SessionState
 from . import acquiring, snapshots
 from .keys import digest
 from .lease import Lease
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from ..backends.protocol import BackendSandbox
     from ..model.fork import Merged
+    from ..model.session import Snapshot
     from ..model.spec import SandboxSpec
     from .live import Live
     from .manager import SessionManager
@@ -27,16 +31,32 @@ TEMPORARY = {"ringfence.fork": "temporary"}
 """Metadata of the snapshot that a fork is made from, by which the next start knows it after a kill."""
 
 
-class Carry:
-    """Take nothing along with forks beside files; see `execs.live_forks`."""
+_ATTEMPTS = 2  # to restore what has been saved: it is nowhere else then
 
-    def stop(self, processes: str, live: Live) -> None:
+
+class Carry:
+    """Take nothing along with forks beside files; see `execs.live_forks`.
+
+    Attributes:
+        is_whole: The snapshot of the sandbox saves its memory too and ends it; another one takes its place.
+    """
+
+    is_whole = False
+
+    def stop(self, processes: str, live: Live, spec: SandboxSpec) -> None:
         """Stop what goes along.
+
+        Args:
+            spec: Of the forks.
 
         Raises:
             Unsupported: Something that is required cannot be copied; all goes on.
         """
+        del spec
         branches.check(1, processes, live.sandbox_id)
+
+    def move(self, before: BackendSandbox, inner: BackendSandbox) -> None:
+        """Have all go on in the sandbox that was restored in its place. Precondition: `is_whole`."""
 
     def release(self) -> None:
         """Let it go on."""
@@ -116,12 +136,7 @@ def _make(
     wanted = branches.spec_of(now, live.sandbox_id, **changes)
     if judge is not None:
         wanted = judge(wanted)
-    carry.stop(processes, live)
-    try:
-        saved = snapshots.take(manager, live, TEMPORARY)
-    except BaseException:
-        carry.close()
-        raise
+    saved = save(manager, live, wanted, processes, carry)
     made: list[Lease] = []
     options = AcquireOptions(
         snapshot_id=saved.id, preferred_backend=live.backend, timeouts=live.timeouts, use_pool=False
@@ -136,7 +151,7 @@ def _make(
             try:
                 carry.put_into(_live(manager, made[-1]))
             except Unsupported as exc:
-                if processes != "auto":
+                if processes != "auto" or carry.is_whole:
                     raise
                 made.pop().release()
                 made.append(begin())
@@ -149,6 +164,51 @@ def _make(
         carry.close()
         snapshots.delete(manager, saved.id, None)
     return made
+
+
+def save(
+    manager: SessionManager, live: Live, spec: SandboxSpec, processes: str, carry: Carry
+) -> Snapshot:
+    """Stop what goes along, and save a sandbox for its forks. On failure all goes on.
+
+    Args:
+        spec: Of the forks.
+
+    Raises:
+        LifecycleError: It has ended; or it was saved with its memory, and could not be restored.
+    """
+    moves = processes != "none" and isinstance(live.inner, Continuable)
+    try:
+        with live.move() if moves else nullcontext():
+            carry.stop(processes, live, spec)
+            if carry.is_whole:
+                return _save_whole(manager, live, carry)
+            return snapshots.take(manager, live, TEMPORARY)
+    except BaseException:
+        carry.close()
+        raise
+
+
+def _save_whole(manager: SessionManager, live: Live, carry: Carry) -> Snapshot:
+    """Save a sandbox with its memory, which ends it, and have it go on. Precondition: `Live.move`."""
+    before = live.inner
+    if live.state == SessionState.TERMINATED:
+        raise LifecycleError("the sandbox has ended", hint="create a new one")
+    saved = before.snapshot(TEMPORARY)
+    spec = before.spec.altered(id=live.sandbox_id)
+    for attempt in range(_ATTEMPTS):
+        try:
+            inner = manager.maker.restore_again(live.backend, live.client_id, saved.id, spec)
+            break
+        except BaseException as exc:
+            if isinstance(exc, RingfenceError) and attempt + 1 < _ATTEMPTS:
+                continue
+            manager.maker.backends[live.backend].delete_snapshot(saved.id)
+            manager.end(live, "fork")
+            raise
+    live.lead_to(inner)
+    carry.move(before, inner)
+    return snapshots.own(manager, live, saved)
 
 
 def _live(manager: SessionManager, lease: Lease) -> Live:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 from ..model.client_session import ClientSession, SessionState
 from ..sandbox.sync import Sandbox
@@ -11,7 +13,7 @@ from .usage import Use, WatchedSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..backends.protocol import BackendSandbox
     from ..model.client_session import SessionTimeouts
@@ -41,6 +43,8 @@ class Live:
 
     Attributes:
         expires: On the clock, when its time to live is over; None without one.
+        moving: Resolves once the sandbox, which is saved and restored in its place, is there again; None:
+            it is there.
         profile: Of the pool that its sandbox came from; empty for one that was made for it.
     """
 
@@ -69,6 +73,7 @@ class Live:
         self.next_look = 0.0
         self.saved_activity = self.activity.last
         self.granted: SandboxCapabilities | None = None  # as last read back
+        self.moving: Future[None] | None = None
         self.use = Use(self.touch)
 
     def have(self, inner: BackendSandbox) -> None:
@@ -77,6 +82,28 @@ class Live:
         own = {name: self._of_mine(verb) for name, verb in self._verbs.items()}
         self.watched = WatchedSandbox(inner, self.use, own)
         self.sandbox = LeasedSandbox(self.watched, self.spec)
+
+    @contextmanager
+    def move(self) -> Iterator[None]:
+        """Have its sandbox saved and restored in its place: in the block its absence is no loss.
+
+        Verbs that change its state wait for the end of the block.
+        """
+        with self.lock:
+            moving: Future[None] = Future()
+            self.moving = moving
+            try:
+                with self.use.call():
+                    yield
+            finally:
+                self.moving = None
+                moving.set_result(None)
+
+    def lead_to(self, inner: BackendSandbox) -> None:
+        """Have the sandbox that was restored in its place; objects that clients hold stay valid."""
+        self.inner, self.granted = inner, None
+        self.watched.lead_to(inner)
+        self.sandbox._take_place(self.watched)
 
     def touch(self) -> None:
         self.activity.touch(self.clock.now())

@@ -29,10 +29,11 @@ def look_at(manager: Manager, live: Live) -> bool:
 
 def notice_loss(manager: Manager, live: Live) -> bool:
     """End a session whose sandbox went away by itself; whether it did."""
-    if live.state == SessionState.TERMINATED or not is_gone(live.inner):
+    if live.state == SessionState.TERMINATED or live.moving or not is_gone(live.inner):
         return False
-    # False when its end was under way, and the sandbox gone by that.
-    return manager.end(live, expiry.LOST)
+    with live.lock:  # it may have begun to move since
+        # False when its end was under way, and the sandbox gone by that.
+        return is_gone(live.inner) and manager.end(live, expiry.LOST)
 
 
 def is_gone(inner: BackendSandbox) -> bool:

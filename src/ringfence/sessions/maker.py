@@ -128,6 +128,13 @@ class Maker:
             self.ended(sandbox_id, f"not made: {type(exc).__name__}")
             raise
 
+    def restore_again(
+        self, name: str, owner: str, snapshot_id: str, spec: SandboxSpec
+    ) -> BackendSandbox:
+        """A sandbox in the place of one that has been saved with its memory, with its slot and its record."""
+        self._tell_whose(name, spec.id or "", owner)
+        return self.backends[name].restore(snapshot_id, spec)
+
     def hold_template(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
         """Keep a template's files until the sandbox has ended; the spec for a backend.
 

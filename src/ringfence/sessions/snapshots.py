@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def take(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
     """Save a sandbox's files, for its client. When that cannot be written down, nothing is kept."""
-    return _owned(manager, live, live.sandbox.snapshot(metadata))
+    return own(manager, live, live.sandbox.snapshot(metadata))
 
 
 def checkpoint(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Snapshot:
@@ -32,7 +32,7 @@ def checkpoint(manager: Manager, live: Live, metadata: Mapping[str, str]) -> Sna
     with live.lock:
         made = live.sandbox.checkpoint(metadata)
         try:
-            return _owned(manager, live, made)
+            return own(manager, live, made)
         finally:
             manager.end(live, "checkpoint")
 
@@ -48,7 +48,8 @@ def changes(manager: Manager, live: Live, since: str | None, client_id: str | No
     return live.sandbox.changes(since)
 
 
-def _owned(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
+def own(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
+    """Write down whose a snapshot is; where that fails, it is deleted."""
     try:
         record = _record(live, made)
         manager.store.add_snapshot(record)

@@ -6,6 +6,7 @@ import select
 import threading
 import weakref
 
+from ..backends.optional import Continuable
 from ..sandbox.pump import begin
 
 TYPE_CHECKING = False
@@ -102,12 +103,23 @@ class WatchedSandbox:
     def start(self, request: ExecRequest, label: str = "") -> WatchedExec:
         """See `BackendSandbox`; by `label` a later process knows it, where the backend outlives ours.
 
-        It is to be driven until its end: see `pump.begin`.
+        It is to be driven until its end: see `pump.begin`. Where sandboxes are saved as a whole, it can be
+        saved with them.
         """
+        if not isinstance(self.inner, Continuable):
+            return self.start_attended(request, label)
+        with self._use.call():
+            return self.adopt(self.inner.start(request))
+
+    def start_attended(self, request: ExecRequest, label: str = "") -> WatchedExec:
+        """Start what a caller waits for; `label` as of `start`."""
         with self._use.call():
             return self.adopt(begin(self.inner, request, label))
 
-    start_attended = start
+    def lead_to(self, inner: BackendSandbox) -> None:
+        """Be the sandbox that was restored in its place from now on."""
+        self.inner = inner
+        self.files.lead_to(inner.files)
 
     def adopt(self, begun: BackendExec) -> WatchedExec:
         """An exec that began elsewhere is watched from now on."""
@@ -167,6 +179,10 @@ class WatchedFiles:
 
     def __init__(self, inner: Any, use: Use) -> None:
         self._inner, self._use = inner, use
+
+    def lead_to(self, inner: Any) -> None:
+        """Be the files of the sandbox that was restored in its place from now on."""
+        self._inner = inner
 
     def open_read(self, path: str) -> Any:
         with self._use.call():

@@ -11,7 +11,7 @@ from fastapi import Header, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ...backends.optional import Forkable
+from ...backends.optional import Continuable, Forkable
 from ...contexts.frames import language_of
 from ...execs.execs import Execs
 from ...execs.live_forks import LiveForks
@@ -113,7 +113,8 @@ async def hold_cells(
     """Keep cells of a sandbox from beginning; the id of a context that runs one, where there is one."""
     # Else no kernel answers. A fork in which nothing was started yet is provisioned.
     is_awake = live.inner.session.state in (State.PROVISIONED, State.RUNNING)
-    if processes == "none" or not isinstance(live.inner, Forkable) or not is_awake:
+    is_copied = isinstance(live.inner, Forkable | Continuable)
+    if processes == "none" or not is_copied or not is_awake:
         return ""
     for run in execs.running_of(live.sandbox_id):
         if language_of(run.view().argv):

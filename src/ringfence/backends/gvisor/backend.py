@@ -15,7 +15,7 @@ from ..local.host import cgroups, identity
 from ..local.host.accounts import own_root_refused
 from ..local.host.facts import host, out_of_files
 from ..local.jailed.jails import Jails, ask_for_process_image, kill
-from ..local.jailed.saving import check_goes_on
+from ..local.jailed.saving import check_goes_on, tell_limits
 from ..local.launched import appended_words
 from ..local.mounts import template
 from ..local.refusals import error_of
@@ -361,10 +361,13 @@ class GvisorBackend(Jails, Tenanted):
         _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
             memory = catalogue.memory_of(snapshot_id)
-            if memory:
-                check_goes_on(spec, taken_under)
             again = spec or replace(taken_under, id=None, secrets=secrets or {})
-            return self._provision(again, content, memory)
+            if not memory:
+                return self._provision(again, content)
+            check_goes_on(spec, taken_under)
+            sandbox = self._provision(again, content, memory)
+            tell_limits(sandbox, taken_under)
+            return sandbox
         finally:
             os.close(content)
 

@@ -187,7 +187,10 @@ class GvisorSandbox(JailedSandbox):
             if self.state is State.TERMINATED:
                 raise self.terminated_error("snapshot")
             if self.is_held:
-                return self.checkpoint(metadata)
+                try:
+                    return self.checkpoint(metadata)
+                finally:
+                    self.held_by = 0
             return self.owner.snapshot(self, metadata, catalogue)
 
 

@@ -18,7 +18,7 @@ from ..local import journal
 from ..local.answers import Refused
 from ..local.host.facts import host, out_of_files
 from ..local.jailed.jails import Jails
-from ..local.jailed.saving import check_goes_on
+from ..local.jailed.saving import check_goes_on, tell_limits
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.refusals import error_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
+    from ...model.net.network import NetworkPolicy
     from ..local.mounts.images import Held
     from ..protocol import WarmSandbox
     from .booted import Machines
@@ -133,17 +134,35 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
             )
         return self.provision(spec)
 
-    def _provision(self, spec: SandboxSpec, content: int, memory: str = "") -> MicrovmSandbox:
+    def _provision(
+        self,
+        spec: SandboxSpec,
+        content: int,
+        memory: str = "",
+        before: NetworkPolicy | None = None,
+    ) -> MicrovmSandbox:
+        """Make one.
+
+        Args:
+            content: Files of a snapshot; -1: none.
+            memory: What a machine that ran a sandbox was written down in; empty for a new one.
+            before: Network policy under which it was.
+        """
         if spec.image is None:
-            return self._provision_over(None, spec, content, memory)
+            return self._provision_over(None, spec, content, memory, before)
         from ..local.mounts import images
 
         return images.made_from(
-            spec, lambda spec, image: self._provision_over(image, spec, content, memory)
+            spec, lambda spec, image: self._provision_over(image, spec, content, memory, before)
         )
 
     def _provision_over(
-        self, image: Held | None, spec: SandboxSpec, content: int, memory: str
+        self,
+        image: Held | None,
+        spec: SandboxSpec,
+        content: int,
+        memory: str,
+        before: NetworkPolicy | None,
     ) -> MicrovmSandbox:
         planning.check(spec)
         machines = self.machines()
@@ -153,7 +172,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
             raise planning.refusal("image", "image", why, kernel.HINT)
         sandbox_id = self._new_id(spec)
         try:
-            sandbox = self._make(spec, sandbox_id, machines, image, memory)
+            sandbox = self._make(spec, sandbox_id, machines, image, memory, before)
             self._jailed[sandbox_id] = sandbox
             sandbox.join_network(sandbox.network)
         except OSError as exc:
@@ -175,11 +194,12 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
         machines: Machines,
         image: Held | None,
         written_down: str,
+        before: NetworkPolicy | None,
     ) -> MicrovmSandbox:
         """A sandbox that has been told who it is.
 
         Args:
-            written_down: What a machine that ran a sandbox was written down in; empty for a new one.
+            written_down, before: `memory` and `before` of `_provision`.
         """
         size = planning.sizes_of(spec, host())
         mib = qemu.memory_mib(size.memory_bytes)
@@ -218,7 +238,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
                     control,
                     self.jailer(),
                     conditions,
-                    resumes=bool(written_down),
+                    before=before,
                     attached=head.attached,
                 )
             except BaseException:
@@ -388,10 +408,13 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
         _saved, taken_under, content = catalogue.open(snapshot_id)
         try:
             memory = catalogue.memory_of(snapshot_id)
-            if memory:
-                check_goes_on(spec, taken_under)
             again = spec or replace(taken_under, id=None, secrets=secrets or {})
-            return self._provision(again, content, memory)
+            if not memory:
+                return self._provision(again, content)
+            check_goes_on(spec, taken_under, network=True)
+            sandbox = self._provision(again, content, memory, taken_under.network)
+            tell_limits(sandbox, taken_under)
+            return sandbox
         finally:
             os.close(content)
 

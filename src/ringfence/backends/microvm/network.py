@@ -42,7 +42,8 @@ class MicrovmNetwork(SandboxNetwork):
 
     Args:
         line: Our end of the one that the machine's connections come over.
-        resumes: Whether the machine was written down, and with it whoever relayed in it.
+        before: Policy under which the machine was written down, and with it whoever relayed in it; None: it
+            is a new one.
 
     Attributes:
         relay_pid: Of the process in the jail that carries them, as the host sees it; 0: none was needed yet,
@@ -57,13 +58,13 @@ class MicrovmNetwork(SandboxNetwork):
         line: socket.socket,
         trusted: Trusted | None,
         *,
-        resumes: bool = False,
+        before: NetworkPolicy | None = None,
     ) -> None:
         super().__init__(sandbox, [], trusted)
         self._line: socket.socket | None = line
         self._relay: wire.Socket | None = None
         self.relay_pid = 0
-        self._resumes, self._had_relay = resumes, resumes
+        self._before, self._had_relay = before, before is not None
         self._deaths: list[float] = []
         self._leads = not sandbox.spec.network.is_none  # anywhere at all
 
@@ -75,10 +76,12 @@ class MicrovmNetwork(SandboxNetwork):
     def serve(self) -> None:
         from ..local.routes import plan_for
 
-        if plan := plan_for(self._policy):
-            if self._resumes:
-                self._start_relay()
-                self._forget()
+        plan = plan_for(self._policy)
+        # Its kernel has the tables of the policy that it was written down under, whatever holds now.
+        if self._before is not None and (plan or not self._before.is_none):
+            self._start_relay()
+            self._forget(self._before)
+        if plan:
             self._sockets = self._tell_kernel(plan)
             self.inodes = [os.fstat(fd).st_ino for fd in self._sockets]
         super().serve()
@@ -192,14 +195,14 @@ class MicrovmNetwork(SandboxNetwork):
         with self._sandbox.awake():
             self._start_relay()
             if plan := plan_for(self._policy):
-                self._forget()
+                self._forget(self._policy)
                 self._tell_guest(plan, True, _ANSWER_UNASKED_S)
 
-    def _forget(self) -> None:
+    def _forget(self, policy: NetworkPolicy) -> None:
         """Have the machine's kernel lose the tables that it has of a policy."""
         from ..local.routes import plan_to_change
 
-        plan = plan_to_change(self._policy, NetworkPolicy.none())
+        plan = plan_to_change(policy, NetworkPolicy.none())
         try:
             if plan is not None:
                 self._tell_guest(plan, False, _ANSWER_UNASKED_S)

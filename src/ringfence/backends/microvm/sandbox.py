@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
+    from ...model.net.network import NetworkPolicy
     from ...model.session import Snapshot
     from ...snapshots.catalogue import Catalogue
     from ..local.agents import guest
@@ -101,6 +102,8 @@ class MicrovmSandbox(JailedSandbox):
         pid: Of the emulator, as the host sees it.
     """
 
+    can_change_network = True
+
     def __init__(
         self,
         backend: Owner,
@@ -111,7 +114,7 @@ class MicrovmSandbox(JailedSandbox):
         jailer: Launched,
         conditions: Conditions,
         *,
-        resumes: bool,
+        before: NetworkPolicy | None,
         attached: Sequence[Mount] = (),
     ) -> None:
         super().__init__(
@@ -126,7 +129,7 @@ class MicrovmSandbox(JailedSandbox):
         self.told = 0  # of what its PID 1 was told, and answers
         self._line, self.monitor, self.share = started.line, started.monitor, started.share
         self.network: MicrovmNetwork = MicrovmNetwork(
-            self, started.network, draft.trusted, resumes=resumes
+            self, started.network, draft.trusted, before=before
         )
 
     def protections(self) -> tuple[Protection, ...]:
@@ -189,7 +192,10 @@ class MicrovmSandbox(JailedSandbox):
             if self.state is State.TERMINATED:
                 raise self.terminated_error("snapshot")
             if self.is_held:
-                return self.checkpoint(metadata)
+                try:
+                    return self.checkpoint(metadata)
+                finally:
+                    self.held_by = 0
             with self.awake():
                 self.ask("freeze", True)
                 try:

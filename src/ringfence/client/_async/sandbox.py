@@ -385,9 +385,12 @@ class AsyncRemoteSandbox:
         for each, own in zip(answer["items"], answer["execs"], strict=True):
             view = SandboxView.from_json(each)
             spec = self.spec.altered(id=None, labels=view.labels, network=view.network)
+            if limits is not None:
+                spec = spec.altered(limits=Limits.taken(limits, "limits"))
             fork = type(self)(self._transport, view, spec)
+            has_others = not (report.contexts or report.processes)  # such as what execs left behind
             fork._fork_report = report.altered(
-                has_processes=bool(own),
+                has_processes=bool(own) or (report.has_processes and has_others),
                 contexts=tuple(own[id] for id in report.contexts if id in own),
                 processes=tuple(own[id] for id in report.processes if id in own),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,6 +48,12 @@ class LiveForks(ConformanceBase):
                 pytest.skip("refused, as the backend's report says")
             yield made
 
+    @pytest.fixture
+    def limits(self, backend: Backend) -> dict[str, Any]:
+        """Limits that the host keeps, as a fork may have others."""
+        more = {"cpus": 0.5} if backend.report().can(can.CPU_LIMIT) else {}
+        return {"network_bytes": 1 << 20, **more}
+
     def test_what_runs_goes_on_in_each_fork(self, origin: Sandbox) -> None:
         counter = self._counter(origin)
         origin.files.write("file", "same")
@@ -61,9 +67,8 @@ class LiveForks(ConformanceBase):
                     report.has_processes,
                     report.reason,
                 )
-                assert (counter.id,) == report.processes
                 assert (origin.id,) == fork.lineage()
-                copy = fork.process(counter.id)
+                copy = self.copy_of(fork, counter)
                 for _ in range(number):
                     self._next(copy)
                 assert f"{7 + number}\n" == self._next(copy)
@@ -72,13 +77,13 @@ class LiveForks(ConformanceBase):
             assert "same" == origin.files.read_text("file")
             assert 3 == len({each.shell(_OWN).stdout for each in (origin, *forks)})
             (again,) = forks[1].fork(processes="required")
-            assert "9\n" == self._next(stack.enter_context(again).process(counter.id))
-            ended = forks[0].process(counter.id)
+            assert "9\n" == self._next(self.copy_of(stack.enter_context(again), counter))
+            ended = self.copy_of(forks[0], counter)
             assert ended.stdin is not None
             ended.stdin.close()
             assert ended.wait(self.patience_s).stdout.endswith(b"end\n")
-            forks[1].process(counter.id).kill()
-            assert "caller" == forks[1].process(counter.id).wait(self.patience_s).killed_by
+            self.copy_of(forks[1], counter).kill()
+            assert "caller" == self.copy_of(forks[1], counter).wait(self.patience_s).killed_by
         assert counter.stdin is not None
         counter.stdin.close()
         assert counter.wait(self.patience_s).ok
@@ -89,15 +94,39 @@ class LiveForks(ConformanceBase):
         (fork,) = origin.fork(processes="required")
         with fork:
             protections = [
-                {each.name: each.status for each in made._inner.protections()}
-                for made in (origin, fork)
+                {each.name: each.status for each in made.protections()} for made in (origin, fork)
             ]
             assert protections[0] == protections[1]
             assert protections[0], "it reports some"
-            assert "7\n" == self._next(fork.process(counter.id)), "it goes on"
+            assert "7\n" == self._next(self.copy_of(fork, counter)), "it goes on"
             powers = [made.shell(_POWERS).stdout_text for made in (origin, fork)]
             assert powers[0] == powers[1]
             assert "CapEff" in powers[0], "the shell was found"
+
+    def test_a_copy_has_the_labels_limits_and_network_that_are_asked_for(
+        self, origin: Sandbox, limits: dict[str, Any]
+    ) -> None:
+        counter = self._counter(origin)
+        (fork,) = origin.fork(processes="required", labels={"branch": "one"}, limits=limits)
+        with fork:
+            assert "one" == fork.spec.labels["branch"]
+            assert "7\n" == self._next(self.copy_of(fork, counter))
+            assert limits == {name: getattr(fork.spec.limits, name) for name in limits}
+        assert (None, None) == (origin.spec.limits.cpus, origin.spec.limits.network_bytes)
+        if not self.is_whole(origin):
+            return
+        for field, change in (
+            ("limits.inodes", {"limits": {"inodes": 5000}}),
+            ("secrets", {"secrets": {"s": "v"}}),
+        ):
+            with pytest.raises(Unsupported, match=field):
+                origin.fork(processes="required", **change)
+            (fork,) = origin.fork(**change)
+            with fork:
+                made = fork.fork_report
+                assert made is not None
+                assert (False, True) == (made.has_processes, field in made.reason)
+        assert "7\n" == self._next(counter), "of the source, which has not been saved"
 
     def test_it_goes_back_to_a_mark(self, origin: Sandbox) -> None:
         counter, name = self._counter(origin), origin.id
@@ -126,6 +155,17 @@ class LiveForks(ConformanceBase):
             assert terminal.id in report.reason
         assert "7\n" == self._next(counter)
         assert terminal.running
+
+    def is_whole(self, origin: Sandbox) -> bool:
+        """Return whether all of it is saved, and not single processes."""
+        return isinstance(origin._inner, optional.Continuable)
+
+    def copy_of(self, fork: Sandbox, process: Process) -> Process:
+        """Find the copy of a process in a fork; on a server it has an id of its own."""
+        report = fork.fork_report
+        assert report is not None
+        assert (process.id,) == report.processes
+        return fork.process(process.id)
 
     def _counter(self, origin: Sandbox) -> Process:
         counter = origin.start(["sh", "-c", _COUNTS], stream_stdin=True)

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import os
 import time
+from _thread import allocate_lock, get_ident
 
+from ....errors import LifecycleError
+from ....launcher import wire
 from ....model.state import State
 from ....model.stats import SandboxStats
 from ...optional import AttendedExec, Continuable
@@ -15,7 +18,7 @@ from ..agents.guest import GuestExec, GuestSandbox
 from ..host.facts import host
 from ..mounts.mounting import OrNothing
 from ..sandbox import InCgroup
-from . import whole
+from . import saving, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ....model.execs.exec import ExecRequest
     from ....model.mount import Mount
     from ....model.session import ResolvedMount
+    from ....model.spec import SandboxSpec
     from ...optional import ProcessTemplate
     from ...protocol import BackendExec, BackendSandbox
     from ..launched import Launched
@@ -38,13 +42,19 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
     Attributes:
         jailer: Who has started the program, and can let somebody in to it.
         protected: What keeps paths in its mounts as they are; `note` is the journal's of that.
-        is_held: Nothing inside holds what is the host's: the next snapshot has its memory.
+        can_change_network: What is restored from it may have another network policy.
+        held_by: Thread that keeps it from being asked for anything else, until it is saved; 0: none.
     """
 
     jailer: Launched
     protected: list[Protected]
     note: str | None
-    is_held = False
+    can_change_network = False
+    held_by = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._gate = allocate_lock()
 
     # -- execs, and what of them can be saved ------------------------------------------------------
 
@@ -68,8 +78,15 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         if self.state is State.SUSPENDED:
             raise whole.refused(self, f"{run.id} cannot be copied: the sandbox is suspended")
         if not isinstance(run, whole.RelayedExec):
-            raise whole.refused(self, f"{run.id} cannot be copied: it has a terminal")
+            has_terminal = isinstance(run, GuestExec) and run.stderr is None
+            why = "it has a terminal" if has_terminal else "its caller waits for its end"
+            raise whole.refused(self, f"{run.id} cannot be copied: {why}")
         return whole.WholeTemplate(self, run)
+
+    def check_copy(self, spec: SandboxSpec) -> None:
+        field = saving.kept_inside(spec, self.spec, network=self.can_change_network)
+        if field:
+            raise whole.refused(self, f"{field} of what runs cannot be changed")
 
     def hold(self, templates: Sequence[ProcessTemplate]) -> None:
         why, _ = self.not_saved()
@@ -79,8 +96,31 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
             why = f"the sandbox is {self.state.value}"
         if why:
             raise whole.refused(self, why)
-        whole.hold(self, templates)
-        self.is_held = True
+        with self._gate:
+            self.held_by = get_ident()
+        try:
+            whole.hold(self, templates)
+        except BaseException:
+            self.held_by = 0
+            raise
+
+    @property
+    def is_held(self) -> bool:
+        """True if nothing inside holds what is the host's: the next snapshot has its memory."""
+        return self.held_by == get_ident()
+
+    def send(self, message: object, fds: list[int], control: wire.Socket | None = None) -> None:
+        """See `LocalSandbox`. What came after the agent let go of the host would be lost with it.
+
+        Raises:
+            LifecycleError: It is being saved with its memory.
+        """
+        with self._gate:
+            if self.held_by not in (0, get_ident()):
+                raise LifecycleError(
+                    "the sandbox is being saved with its memory", hint="try again in a second"
+                )
+            super().send(message, fds, control)
 
     def not_saved(self) -> tuple[str, str]:
         """Return why its memory cannot be saved, and what to do; empty if it can."""

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
         sizes: Sizes
 
 
+_KEPT_OUTSIDE = (
+    *("cpus", "io_bytes_per_s", "network_bytes"),
+    *("wall_time_s", "output_bytes", "idle_timeout_s"),
+)
+"""Limits that the host keeps, whatever the guest knows."""
 _OVERHEAD_BYTES = 64 << 20  # headers of very many small files
 _PATIENCE_S = 30.0
 GO_ON = (
@@ -108,26 +113,55 @@ def settle(sandbox: GuestSandbox, going_on: Sequence[int] = ()) -> None:
         reply.close()
 
 
-def check_goes_on(spec: SandboxSpec | None, taken_under: SandboxSpec) -> None:
+def check_goes_on(
+    spec: SandboxSpec | None, taken_under: SandboxSpec, *, network: bool = False
+) -> None:
     """Refuse to have what goes on with its memory be something else; only what the host keeps may differ.
+
+    Args:
+        network: Whether the host keeps the network policy, too.
 
     Raises:
         InvalidRequest: It is asked for under another spec.
     """
     if spec is None:
         return
-    limits = taken_under.limits
+    field = kept_inside(spec, taken_under, network=network)
     same = replace(
         spec,
         id=taken_under.id,
         labels=taken_under.labels,
-        limits=replace(
-            spec.limits, wall_time_s=limits.wall_time_s, output_bytes=limits.output_bytes
-        ),
+        network=taken_under.network,
+        limits=taken_under.limits,
     )
-    if same != taken_under:
+    if field or same != taken_under:
         raise InvalidRequest(
-            "a memory snapshot is restored under its own spec only, but for labels",
-            field="spec",
-            hint="restore it without a spec",
+            f"a memory snapshot is restored under its own spec only: {field or 'spec'} differs",
+            field=field or "spec",
+            hint="restore it without a spec, or change labels, limits.cpus or limits.network_bytes only",
         )
+
+
+def tell_limits(sandbox: GuestSandbox, taken_under: SandboxSpec) -> None:
+    """Tell the agent of one that was restored with its memory what differs from before."""
+    if sandbox.spec.limits.cpus is not None and taken_under.limits.cpus is None:
+        try:
+            sandbox.ask("throttled")
+        except BaseException:
+            sandbox.terminate()
+            raise
+
+
+def kept_inside(spec: SandboxSpec, taken_under: SandboxSpec, *, network: bool) -> str:
+    """Return which of network policy, limits and secrets differs and is kept by what was saved; empty: none."""
+    wanted, had = spec.limits.to_json(), taken_under.limits.to_json()
+    for name in sorted(wanted.keys() | had.keys()):
+        if name not in _KEPT_OUTSIDE and wanted.get(name) != had.get(name):
+            return f"limits.{name}"
+    policy = spec.network
+    # Programs read the roots that they believe when they start, and secrets are in their memory.
+    if policy != taken_under.network and not (
+        network and not policy.needs_tls_termination and not policy.secrets
+    ):
+        return "network"
+    return "secrets" if spec.secrets != taken_under.secrets else ""
