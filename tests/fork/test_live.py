@@ -154,7 +154,10 @@ def test_several_contexts_keep_their_places(sandbox: Sandbox) -> None:
 
 
 _REFUSED = {
-    "child": "import subprocess; child = subprocess.Popen(['sleep', '100'])",
+    "stopped child": (
+        "import os, signal, subprocess; child = subprocess.Popen(['sleep', '100']);"
+        "os.kill(child.pid, signal.SIGSTOP); os.waitid(os.P_PID, child.pid, os.WSTOPPED)"
+    ),
     "connection": (
         "import socket; server = socket.create_server(('127.0.0.1', 8001));"
         "client = socket.create_connection(('127.0.0.1', 8001))"
@@ -315,16 +318,18 @@ def test_a_database_is_read_on_and_opened_anew_to_write(sandbox: Sandbox) -> Non
 def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:
     context = sandbox.context()
     sandbox.fork(processes="required")[0].terminate()
-    process = sandbox.start(["sh", "-c", "sleep 100 & wait"])
-    with pytest.raises(Unsupported, match=r"child processes: sleep \(sh\)"):
+    code = "import mmap; shared = mmap.mmap(-1, 4096); print('ready', flush=True); input()"
+    process = sandbox.start(["python3", "-c", code], stream_stdin=True)
+    assert b"ready\n" == next(iter(process.stdout))
+    with pytest.raises(Unsupported, match=r"shares memory: .* \(python3\)"):
         sandbox.fork(processes="required")
     (fork,) = sandbox.fork()
     with fork:
         report = fork.fork_report
         assert report is not None
         assert (context.id,) == report.contexts
-        assert (f"{process.id} (sh)",) == report.left_out
-        assert "child processes" in report.reason
+        assert (f"{process.id} (python3)",) == report.left_out
+        assert "shares memory" in report.reason
         with pytest.raises(ExecNotFound):
             fork.process(process.id)
     process.kill()

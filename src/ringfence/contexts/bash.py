@@ -13,20 +13,6 @@ from typing import Callable  # noqa: UP035  Python 3.8
 
 _AGAIN_S = 0.8  # from an interrupt that bash does not react to, to another one
 _LOOKS_S = 0.05  # at interrupts, while bash runs a cell
-_STATE_S, _STATE_BYTES = 10.0, 64 << 20
-_ALONE_S = 0.5
-# Of a shell that goes on as another process; what bash sets by itself is left out. Without random
-# numbers: a value that is assigned to RANDOM seeds it. Aliases come last, which change how the rest is read.
-_DUMP = r"""{
-\builtin shopt -p; \builtin umask -p; \builtin printf 'builtin cd -- %q\n' "$PWD"
-for __ringfence_name in $(\builtin compgen -v); do case $__ringfence_name in
-BASH*|EUID|PPID|SHELLOPTS|UID|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|LINENO|EPOCH*|HISTCMD) ;;
-RANDOM|SRANDOM|_|__ringfence_name) ;;
-*) \builtin declare -p "$__ringfence_name" 2>/dev/null;; esac; done; \builtin unset __ringfence_name
-\builtin declare -f; \builtin declare -Fx; \builtin trap -p
-\builtin printf 'set --'; (($#)) && \builtin printf ' %q' "$@"; \builtin printf '\n'
-\builtin shopt -po; \builtin alias -p; \builtin printf '\0'
-}"""
 
 
 class Shell:
@@ -36,33 +22,30 @@ class Shell:
 
     Args:
         ends: What cells write to, by the number of the descriptor.
-        state: Of another one, as `rest` returns it; empty for a fresh one.
     """
 
-    def __init__(self, ends: dict[int, int], state: bytes = b"") -> None:
+    def __init__(self, ends: dict[int, int]) -> None:
         self._reports, low = os.pipe()
         report = _high(low)  # out of the way of what a cell numbers
         os.close(low)
         fds = (report, ends[1], ends[2])
-        self._inherited = {0, 1, 2, 255, *fds}
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "--noediting", "-i"],
             stdin=subprocess.PIPE,
             stdout=ends[1],
             stderr=subprocess.DEVNULL,  # it complains that there is no terminal
             pass_fds=fds,
-            env={} if state else {**os.environ, "PS1": "", "PS2": "", "HISTFILE": ""},
+            env={**os.environ, "PS1": "", "PS2": "", "HISTFILE": ""},
         )
         os.close(report)
         self._fd, self._count = report, 0
         self._streams = f"exec >&{fds[1]} 2>&{fds[2]}"  # what an earlier cell closed is back
-        self._give(b"set +o history +H\n" + state + b"\n")
+        self._give("set +o history +H\n")
 
-    def _give(self, text: str | bytes) -> None:
+    def _give(self, text: str) -> None:
         assert self._process.stdin is not None
-        data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
         try:
-            self._process.stdin.write(data)
+            self._process.stdin.write(text.encode("utf-8", "replace"))
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended: whoever reads its report sees that
@@ -109,44 +92,10 @@ class Shell:
         self._count += 1
         self._give(f"printf '%s %s\\n' {self._count} $? >&{self._fd}\n")
 
-    # -- in forks ---------------------------------------------------------------------------------
-
-    def rest(self) -> bytes:
-        """End bash between two cells; what is returned begins another one that has the same state.
-
-        Empty, and bash goes on, where it has jobs, other children or open files: they would be lost.
-        """
-        until = time.monotonic() + _ALONE_S
-        while not self._is_alone():
-            if time.monotonic() > until:
-                return b""
-            time.sleep(0.002)  # bash has a copy of its output open until a redirection is over
-        self._give(f"{_DUMP} >&{self._fd}\n")
-        state = b""
-        while not state.endswith(b"\0"):
-            data = b""
-            if _waits(self._reports, _STATE_S) and len(state) < _STATE_BYTES:
-                data = os.read(self._reports, 1 << 16)
-            if not data:
-                return b""
-            state += data
-        self._process.kill()  # not by the end of its input: it has traps
-        self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        os.close(self._reports)
-        return state[:-1]
-
-    def _is_alone(self) -> bool:
-        place = f"/proc/{self._process.pid}"
-        try:
-            with open(f"{place}/task/{self._process.pid}/children", "rb") as file:
-                has_children = bool(file.read())
-            return not has_children and self._inherited.issuperset(
-                int(name) for name in os.listdir(f"{place}/fd")
-            )
-        except OSError:
-            return False
+    def reseed(self) -> None:
+        """In a copy of its process: draw other random numbers than the original."""
+        seed = int.from_bytes(os.urandom(4), "little")
+        self._give(f"{{ [[ ${{RANDOM+x}} ]] && RANDOM={seed}; }} 2>/dev/null\n")
 
 
 def _high(fd: int) -> int:

@@ -136,16 +136,6 @@ class Context:
         """Keep cells from beginning until `let_go`; False: one runs."""
         return self._turn.acquire(blocking=False)
 
-    def rest(self) -> None:
-        """Have bash end, and begin again as it is with the next cell: a copy has no children.
-
-        Where bash has jobs it stays. Precondition: `hold`.
-        """
-        if self.language == BASH and not self._inbox.reason:
-            self._inbox.ready.clear()
-            self._send(request("ping"))
-            self._inbox.ready.wait(START_S)
-
     def let_go(self) -> None:
         """See `hold`."""
         self._turn.release()

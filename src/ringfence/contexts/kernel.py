@@ -299,7 +299,7 @@ class Kernel:
         self._requests, self._rest = _high(0), rest
         self._run = self._evaluate_in_bash if language == "bash" else self._cell
         self._shell: Any = None
-        self._shell_state, self._jupyter = b"", None  # type: bytes, Any
+        self._jupyter: Any = None
         self._was_interrupted = False
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
@@ -347,10 +347,8 @@ class Kernel:
             if request["do"] in ("copied", "ping"):
                 if request["do"] == "copied":
                     _reseed()
-                elif self._shell is not None:  # a copy has no child: bash begins again as it is
-                    state = self._shell.rest()
-                    if state:
-                        self._shell, self._shell_state = None, state
+                    if self._shell is not None:
+                        self._shell.reseed()
                 self.wire.result("hello", {})
             elif request["do"] == "variables":
                 self._serve(request, self._variables)
@@ -474,8 +472,7 @@ class Kernel:
         if self._shell is None:
             names: dict[str, Any] = {"__name__": "ringfence_bash"}
             exec(compile(BASH, "<ringfence bash>", "exec"), names)
-            self._shell = names["Shell"](self.wire.ends, self._shell_state)
-            self._shell_state = b""
+            self._shell = names["Shell"](self.wire.ends)
         status = self._shell.run(request["code"], self._takes_interrupt)
         if status is None:
             self._shell = None

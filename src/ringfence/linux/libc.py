@@ -175,12 +175,24 @@ def munmap(start: int, length: int) -> None:
         raise_errno("munmap")
 
 
-def same_file(pid: int, one: int, other: int) -> bool:
-    """Return whether two descriptors of a process are of one open file.
+def same_file(pid: int, one: int, other_pid: int, other: int) -> bool:
+    """Return whether two descriptors, of one process or of two, are of one open file.
 
     Source: kcmp(2), KCMP_FILE.
     """
-    result = _kcmp(pid, pid, 0, one, other)
+    return _is_same(pid, other_pid, 0, one, other)
+
+
+def share_memory_or_files(pid: int, other: int) -> bool:
+    """Return whether two processes share memory, descriptors or their working directory.
+
+    Source: kcmp(2), KCMP_VM, KCMP_FILES, KCMP_FS.
+    """
+    return any(_is_same(pid, other, kind) for kind in (1, 2, 3))
+
+
+def _is_same(pid: int, other: int, kind: int, one: int = 0, two: int = 0) -> bool:
+    result = _kcmp(pid, other, kind, one, two)
     if result < 0:
         raise_errno("kcmp", pid)
     return result == 0

@@ -157,8 +157,11 @@ class Thread:
     def release(self) -> None:
         try:
             _call(_DETACH, self.tid)
-        except ProcessLookupError:
-            pass  # killed meanwhile
+        except ProcessLookupError:  # killed meanwhile: its parent waits for it after us
+            try:
+                os.waitpid(self.tid, _WALL | os.WNOHANG)
+            except ChildProcessError:
+                pass
 
     def pending(self, *, of_process: bool) -> list[bytes]:
         """Signals that wait, each a struct siginfo; of the thread, or of all its process."""

@@ -135,8 +135,6 @@ class LiveFork:
         if not context.hold():
             raise _refused(f"context {context.id} runs a cell")
         self._waiting.append(context)
-        if isinstance(inner, Forkable):
-            context.rest()
         template = inner.template(context._process._pump.run)
         held = _Held(context.id, command, template, has_stdin=True)
         held.context, held.is_default = context, is_default

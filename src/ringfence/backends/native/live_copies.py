@@ -100,7 +100,7 @@ class NativeTemplate(ProcessTemplate):
             }
             argument["namespaces"], places = namespace_fds_of(sandbox)
             try:
-                report, listener = self._begin(argument, [*places, *streams])
+                report, listener = self._begin(sandbox, argument, [*places, *streams])
             finally:
                 for fd in places:
                     os.close(fd)
@@ -123,7 +123,9 @@ class NativeTemplate(ProcessTemplate):
         sandbox.mapped_files.update(self._files)
         return run, partial(_let_run, reports[0])
 
-    def _begin(self, argument: dict[str, Any], fds: list[int]) -> tuple[wire.Socket, int]:
+    def _begin(
+        self, sandbox: NativeSandbox, argument: dict[str, Any], fds: list[int]
+    ) -> tuple[wire.Socket, int]:
         """Make a copy that waits: the socket on which it does, and the listener of its filter."""
         give_up = time.monotonic() + _COPY_S
         while True:
@@ -142,6 +144,7 @@ class NativeTemplate(ProcessTemplate):
                 ours.close()
                 raise
             ours.close()
+            sandbox.ask("kill", TAG_BASE - argument["tag"])  # what waits for the one that failed
             # A helper that put files into the sandbox ends a moment after its answer, and has an id there.
             if problem is None or problem.errno != errno.EEXIST or time.monotonic() > give_up:
                 raise refused(f"no copy of {self._name} was made: {problem or 'it ended'}")

@@ -11,8 +11,8 @@ from ...linux import files, libc, privileges
 from .. import cgroups, wire
 from .copying import Place, program
 from .sockets import CannotCopy
-from .source import Source, describe
 from .template import Template
+from .tree import Tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _prefer_for_oom() -> None:
 class _Server:
     def __init__(self, control: wire.Socket) -> None:
         self.control = control
-        self.source: Source | None = None
+        self.tree: Tree | None = None
         self.template: Template | None = None
 
     def run(self) -> None:
@@ -69,28 +69,28 @@ class _Server:
             finally:
                 for fd in fds:
                     os.close(fd)
-        if self.source is not None:
-            self.source.release()
-            self.source.drop_child()
+        if self.tree is not None:
+            self.tree.release()
+            self.tree.drop()
         if self.template is not None:
             self.template.close()
 
     def _do_stop(self, argument: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        source = Source(argument["pid"], argument["streams"], argument["files"])
-        source.stop()
-        self.source = source
-        return describe(source)
+        tree = Tree(argument["pid"], argument["streams"], argument["files"])
+        tree.stop()
+        self.tree = tree
+        return tree.describe()
 
     def _do_release(self, _argument: None, _fds: list[int]) -> None:
-        assert self.source is not None
-        self.source.release()
+        assert self.tree is not None
+        self.tree.release()
 
     def _do_load(self, _argument: None, _fds: list[int]) -> None:
-        assert self.source is not None
+        assert self.tree is not None
         try:
-            self.template = Template(self.source)
+            self.template = Template(self.tree)
         finally:
-            self.source.drop_child()
+            self.tree.drop()
 
     def _do_copy(self, argument: dict[str, Any], fds: list[int]) -> None:
         """Descriptors: of namespaces, the streams, and the report's socket."""

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import _struct as struct
-import fcntl
 import posix as os
 import stat
 import time
 
-from ...linux import files, libc, on_behalf, tracing
-from . import sockets
+from ...linux import files, tracing
+from .descriptors import RESOLVE, require_file, shown
 from .sockets import CannotCopy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from .descriptors import Descriptor
 
-MOST_THREADS, MOST_MAPPINGS, MOST_DESCRIPTORS = 64, 16_384, 1024
-MOST_PIPE_BYTES = 1 << 16
+MOST_THREADS, MOST_MAPPINGS = 64, 16_384
 _BEGINS_S = 1.0
 _CALL = b"\x0f\x05"  # syscall
-_PR_GET_TID_ADDRESS, _PR = 40, 157
+_PR_GET_TID_ADDRESS, _PR_GET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER, _PR = 40, 2, 37, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
 _CLONE_PARENT, _SIGCHLD = 0x8000, 17
-_MADVISE, DO_NOT_FORK, _DO_FORK = 28, 10, 11
+_MADVISE, DO_NOT_FORK, _DO_FORK, _WAIT4 = 28, 10, 11, 61
 _FILTERS = 2  # of each program beside ours: see `lockdown.seal`
-_O_PATH = 0o10000000
 _READ_ONLY = 1  # ST_RDONLY
-# fs/signal: what a system call that a signal interrupted has in rax, to begin again.
-_RESTARTS = (-512, -513, -514, -516)
 _SCRATCH = 1024
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_CLOEXEC = os.O_CLOEXEC
-_RESOLVE = 0x04 | 0x02 | 0x10  # openat2(2): NO_SYMLINKS, NO_MAGICLINKS, IN_ROOT
+_CLOEXEC, _WALL = os.O_CLOEXEC, 0x40000000
 
 
 class Mapping:
@@ -66,26 +60,6 @@ class Mapping:
 _RIGHTS = ((0, ord("r"), 1), (1, ord("w"), 2), (2, ord("x"), 4))
 
 
-class Descriptor:
-    """An open file of the process.
-
-    Attributes:
-        kind: `given`, `pipe`, `socket`, `server`, `file`, `event` or `epoll`.
-        pipe: Inode, of a pipe or socket.
-        flags: Of open(2), with O_CLOEXEC.
-        same_as: A lower descriptor of the same open file; -1: there is none.
-    """
-
-    def __init__(self, kind: str, flags: int) -> None:
-        self.kind, self.flags, self.same_as = kind, flags, -1
-        self.path, self.position = "", 0
-        self.pipe = 0  # inode
-        self.given = 0  # which of the streams
-        self.server: sockets.Server | None = None
-        self.count, self.is_semaphore = 0, False
-        self.watched: list[tuple[int, int, int]] = []  # descriptor, events, data
-
-
 class State:
     """Further facts of a thread that copies begin with."""
 
@@ -102,99 +76,123 @@ class State:
         self.pending = thread.pending(of_process=False)
 
 
+class Zombie:
+    """A child that has ended, and which its parent has not waited for yet.
+
+    Attributes:
+        status: As waitpid(2) has it.
+    """
+
+    def __init__(self, id: int, group: int, status: int) -> None:
+        self.id, self.group, self.status = id, group, status
+
+
 class Source:
     """A process that stands still from `stop` to `release`.
 
     Args:
         pid: As we see it.
-        streams: Inodes of the pipes that its copies get others for, in their order.
-        files: Paths by device and inode, of a source that this is a copy of: the mounts through which that
-            one mapped them may have gone, and then the kernel names no path.
+        parent: None: it is the first process of an exec.
+        opened: Descriptors of mapped files by device and inode, of all processes that are copied together;
+            -1: their content is copied.
 
     Attributes:
         child: A copy that the kernel made, which stands still too: its memory is what copies get.
+        id, group, session: As those inside see them.
+        death_signal: prctl(2), PR_SET_PDEATHSIG.
+        stopped: Its threads, by id.
     """
 
-    def __init__(self, pid: int, streams: list[int], files: dict[tuple[int, int], bytes]) -> None:
-        self.pid, self._streams = pid, streams
-        self.files = files
+    def __init__(self, pid: int, parent: Source | None, opened: dict[tuple[int, int], int]) -> None:
+        self.pid, self.parent = pid, parent
         self.threads: list[State] = []
+        self.children: list[Source] = []
+        self.zombies: list[Zombie] = []
         self.mappings: list[Mapping] = []
         self.descriptors: dict[int, Descriptor] = {}
-        self.pipes: dict[int, bytes] = {}  # content by inode
-        self.pairs: list[tuple[int, int, int]] = []  # kind, and both inodes
         self.actions: dict[int, bytes] = {}
         self.timers: dict[int, bytes] = {}
         self.pending: list[bytes] = []
-        self.child = 0
+        self.child = self.id = self.group = self.session = 0
         self.runs: list[tuple[int, int]] = []
         self.not_inherited: list[tuple[int, int]] = []  # memory that its own children do not get
-        self.brk = self.umask = 0
+        self.brk = self.umask = self.death_signal = 0
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
         self.cwd = self.exe = ""
-        self._root = -1
-        self._stopped: dict[int, tracing.Thread] = {}
+        self.root = -1
+        self._opened = opened
+        self.stopped: dict[int, tracing.Thread] = {}
 
     def stop(self) -> None:
-        """Stop all of it, learn what copies need, and have the kernel copy it.
+        """Stop all of it, once it runs its program.
+
+        PID 1's child is no session leader, and not locked down, before.
 
         Raises:
-            CannotCopy: The process has something that no copy can have; it goes on.
-            OSError: As the kernel refused; it goes on.
+            CannotCopy: It is not as we start programs.
+            ProcessLookupError: It has ended.
         """
-        try:
-            self._stop_begun()
-            self._root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | _CLOEXEC)
+        give_up = time.monotonic() + _BEGINS_S
+        while True:
+            self._stop_threads()
             try:
-                self._read_mappings()
-                self._read_descriptors()
-            finally:
-                os.close(self._root)
-            self._ask_threads()
-            self._clone()
-        except BaseException:
+                self._check()
+                break
+            except CannotCopy:
+                if self.parent or self._age_s() > _BEGINS_S or time.monotonic() > give_up:
+                    raise
             self.release()
-            self.drop_child()
-            raise
+            time.sleep(0.001)
+        self.root = os.open(f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | _CLOEXEC)
+
+    def look(self, files: dict[tuple[int, int], bytes]) -> None:
+        """Learn what copies need to know of its program, its memory and its threads.
+
+        Args:
+            files: Paths by device and inode, of a source that this is a copy of: the mounts through which
+                that one mapped them may have gone, and then the kernel names no path.
+
+        Raises:
+            CannotCopy: It has something that no copy can have.
+        """
+        self._read_mappings(files)
+        self.cwd = os.readlink(f"/proc/{self.pid}/cwd")
+        self.exe = os.readlink(f"/proc/{self.pid}/exe")
+        require_file(self.root, self.exe, os.stat(f"/proc/{self.pid}/exe"), "its program")
+        self._ask_threads()
+
+    def children_found(self) -> list[int]:
+        """Pids of its children. Nobody but they themselves adds to or takes from them while it stands still."""
+        found: list[int] = []
+        for tid in self.stopped:
+            with open(f"/proc/{self.pid}/task/{tid}/children", "rb") as file:
+                found += map(int, file.read().split())
+        return sorted(found)
 
     def release(self) -> None:
         """Let it go on; idempotent."""
-        stopped, self._stopped = self._stopped, {}
+        stopped, self.stopped = self.stopped, {}
         for thread in stopped.values():
             thread.release()
 
     def drop_child(self) -> None:
         """End the kernel's copy; idempotent."""
         self._end_child()
-        for mapping in self.mappings:
-            if mapping.file >= 0:
-                os.close(mapping.file)
-                mapping.file = -1
+        root, self.root = self.root, -1
+        if root >= 0:
+            os.close(root)
 
     def _end_child(self) -> None:
         child, self.child = self.child, 0
         if child:
             os.kill(child, 9)
             try:
-                os.waitpid(child, 0x40000000)
+                os.waitpid(child, _WALL)
             except ChildProcessError:
                 pass
 
     # -- stopping -------------------------------------------------------------------------------
-
-    def _stop_begun(self) -> None:
-        """Stop it once it runs its program: PID 1's child is no session leader, and not locked down, before."""
-        give_up = time.monotonic() + _BEGINS_S
-        while True:
-            self._stop_threads()
-            try:
-                return self._check()
-            except CannotCopy:
-                if self._age_s() > _BEGINS_S or time.monotonic() > give_up:
-                    raise
-            self.release()
-            time.sleep(0.001)
 
     def _age_s(self) -> float:
         started = int(_read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()[19])
@@ -202,10 +200,8 @@ class Source:
 
     def _stop_threads(self) -> None:
         directory = f"/proc/{self.pid}/task"
-        while new := [
-            int(name) for name in os.listdir(directory) if int(name) not in self._stopped
-        ]:
-            if len(self._stopped) + len(new) > MOST_THREADS:
+        while new := [int(name) for name in os.listdir(directory) if int(name) not in self.stopped]:
+            if len(self.stopped) + len(new) > MOST_THREADS:
                 raise CannotCopy(f"it has more than {MOST_THREADS} threads")
             for tid in new:
                 thread = tracing.Thread(tid)
@@ -217,8 +213,8 @@ class Source:
                     continue  # a thread that ended
                 except PermissionError:
                     raise CannotCopy("it is traced by another process") from None
-                self._stopped[tid] = thread
-        if self.pid not in self._stopped:
+                self.stopped[tid] = thread
+        if self.pid not in self.stopped:
             raise CannotCopy("its first thread has ended")
 
     def _facts(self, task: str = "", pid: int | str = "") -> dict[str, str]:
@@ -227,7 +223,7 @@ class Source:
         return {key: value.strip() for key, _, value in pairs}
 
     def _check(self) -> None:
-        """Refuse what is not the first process of an exec, locked down as ours are."""
+        """Refuse what is not of an exec, and locked down as those are."""
         facts = self._facts()
         if int(facts["CapEff"], 16) or len(set(facts["Uid"].split())) > 1:
             raise CannotCopy("it has capabilities, or several user ids")
@@ -236,13 +232,13 @@ class Source:
         if int(facts.get("Seccomp_filters", around + _FILTERS)) != around + _FILTERS:
             raise CannotCopy("it has a system-call filter of its own")
         fields = _read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()
-        if int(fields[3]) != self.pid:
+        if self.parent is None and int(fields[3]) != self.pid:
             raise CannotCopy("it does not lead a session")
         if int(fields[4]):
             raise CannotCopy("it has a terminal")
-        for tid in self._stopped:
-            if children := _read(f"/proc/{self.pid}/task/{tid}/children").split():
-                raise CannotCopy(f"it has child processes: {_names_of(children)}")
+        self.id, self.group, self.session = (
+            int(facts[name].split()[-1]) for name in ("NSpid", "NSpgid", "NSsid")
+        )
         if _read(f"/proc/{self.pid}/timers"):
             raise CannotCopy("it has POSIX timers")
         self.umask = int(facts["Umask"], 8)
@@ -255,24 +251,18 @@ class Source:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def _read_mappings(self) -> None:
+    def _read_mappings(self, paths: dict[tuple[int, int], bytes]) -> None:
         with open(f"/proc/{self.pid}/maps", "rb") as file:
             self.mappings = [Mapping(line) for line in file]
         if len(self.mappings) > MOST_MAPPINGS:
             raise CannotCopy(f"it has more than {MOST_MAPPINGS} mappings")
-        known: dict[tuple[int, int], int] = {}
-        try:
-            for mapping in self.mappings:
-                if mapping.is_of_kernel:
-                    continue
-                if mapping.is_shared and (mapping.rights & 2 or not mapping.inode):
-                    raise CannotCopy(f"it shares memory: {_shown(mapping.name)}")
-                if mapping.inode:
-                    self._find_file(mapping, known)
-        finally:
-            for fd in known.values():
-                if fd >= 0:
-                    os.close(fd)
+        for mapping in self.mappings:
+            if mapping.is_of_kernel:
+                continue
+            if mapping.is_shared and (mapping.rights & 2 or not mapping.inode):
+                raise CannotCopy(f"it shares memory: {shown(mapping.name)}")
+            if mapping.inode:
+                self._find_file(mapping, paths)
         vdso = [each for each in self.mappings if each.name == b"[vdso]"]
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             for each in vdso:
@@ -281,175 +271,32 @@ class Source:
             raise CannotCopy("its vdso is not the kernel's")
         self._gadget = vdso[0].start + self.vdso.index(_CALL)
 
-    def _find_file(self, mapping: Mapping, known: dict[tuple[int, int], int]) -> None:
+    def _find_file(self, mapping: Mapping, paths: dict[tuple[int, int], bytes]) -> None:
         """Open the file of a mapping where nobody inside can write to it; else its content is copied."""
         key = mapping.device, mapping.inode
-        if key not in known:
-            for name in (mapping.name, self.files.get(key, b"")):
-                known[key] = _open_read_only(self._root, mapping, name)
-                if known[key] >= 0:
-                    self.files[key] = name
+        if key not in self._opened:
+            for name in (mapping.name, paths.get(key, b"")):
+                self._opened[key] = _open_read_only(self.root, mapping, name)
+                if self._opened[key] >= 0:
+                    paths[key] = name
                     break
-        if known[key] >= 0:
-            mapping.file = os.dup(known[key])
-        else:
+        mapping.file = self._opened[key]
+        if mapping.file < 0:
             if mapping.name.endswith(b" (deleted)"):
-                raise CannotCopy(f"it maps a file that was removed: {_shown(mapping.name)}")
-            size = _size_of(self._root, mapping)
+                raise CannotCopy(f"it maps a file that was removed: {shown(mapping.name)}")
+            size = _size_of(self.root, mapping)
             left = max(0, -(-(size - mapping.offset) // 4096) * 4096)
             mapping.size = min(mapping.size, left)
-
-    # -- descriptors ----------------------------------------------------------------------------
-
-    def _read_descriptors(self) -> None:
-        names = sorted(map(int, os.listdir(f"/proc/{self.pid}/fd")))
-        if len(names) > MOST_DESCRIPTORS:
-            raise CannotCopy(f"it has more than {MOST_DESCRIPTORS} open files")
-        for number in names:
-            self.descriptors[number] = self._descriptor(number)
-        self._find_shared()
-        self._read_pipes()
-        self._read_pairs()
-        self.cwd = os.readlink(f"/proc/{self.pid}/cwd")
-        self.exe = os.readlink(f"/proc/{self.pid}/exe")
-        self._find(self.exe, os.stat(f"/proc/{self.pid}/exe"), "its program")
-
-    def _descriptor(self, number: int) -> Descriptor:
-        target = os.readlink(f"/proc/{self.pid}/fd/{number}")
-        info = _read(f"/proc/{self.pid}/fdinfo/{number}").decode("utf-8", "replace")
-        rows = [line.split() for line in info.splitlines()]
-        facts = {row[0]: row[1] for row in rows if len(row) > 1}
-        if "lock:" in facts:
-            raise CannotCopy(f"descriptor {number} holds a lock")
-        flags = int(facts["flags:"], 8)
-        if target.startswith("pipe:["):
-            found = Descriptor("pipe", flags)
-            found.pipe = int(target[6:-1])
-            if found.pipe in self._streams:
-                found.kind, found.given = "given", self._streams.index(found.pipe)
-            return found
-        if target.startswith("socket:["):
-            found = Descriptor("socket", flags)
-            found.pipe = int(target[8:-1])
-            found.server = sockets.server_of(self.pid, number)
-            if found.server is not None:
-                found.kind = "server"
-            return found
-        if target == "anon_inode:[eventfd]":
-            found = Descriptor("event", flags)
-            found.count = int(facts["eventfd-count:"], 16)
-            found.is_semaphore = facts.get("eventfd-semaphore:") == "1"
-            return found
-        if target == "anon_inode:[eventpoll]":
-            found = Descriptor("epoll", flags)
-            for row in rows:
-                if row[0] == "tfd:":
-                    found.watched.append((int(row[1]), int(row[3], 16), int(row[5], 16)))
-            return found
-        if not target.startswith("/"):
-            raise CannotCopy(f"descriptor {number} is {target.partition(':')[0]}: {target}")
-        return self._file(number, target, flags, int(facts["pos:"]))
-
-    def _file(self, number: int, target: str, flags: int, position: int) -> Descriptor:
-        status = os.stat(f"/proc/{self.pid}/fd/{number}")
-        kind = stat.S_IFMT(status.st_mode)
-        if kind == stat.S_IFCHR and target in _DEVICES:
-            position = 0
-        elif kind not in (stat.S_IFREG, stat.S_IFDIR):
-            raise CannotCopy(f"descriptor {number} is {_shown(target)}, a device or a pipe")
-        if not status.st_nlink:
-            raise CannotCopy(f"descriptor {number} is a file that was removed")
-        self._find(target, status, f"descriptor {number}")
-        if flags & _O_PATH:
-            raise CannotCopy(f"descriptor {number} is a place, and no open file")
-        found = Descriptor("file", flags)
-        found.path, found.position = target, position
-        return found
-
-    def _find(self, path: str, wanted: os.stat_result, what: str) -> None:
-        """Refuse a file that is not where the kernel says: a copy opens it by its path."""
-        try:
-            fd = files.openat2(self._root, path, os.O_PATH | _CLOEXEC, resolve=_RESOLVE)
-        except PermissionError:
-            return  # of another user inside: the copy finds out
-        except OSError as exc:
-            raise CannotCopy(f"{what} is not at {_shown(path)}: {exc.strerror}") from None
-        try:
-            found = os.fstat(fd)
-            if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
-                raise CannotCopy(f"{what} is not the file at {_shown(path)}")
-        finally:
-            os.close(fd)
-
-    def _find_shared(self) -> None:
-        """Find descriptors of one open file, which share their position: kcmp(2), KCMP_FILE."""
-        seen: dict[tuple[str, str, int], list[int]] = {}
-        for number, each in self.descriptors.items():
-            if each.kind in ("given", "pipe", "socket"):
-                continue
-            others = seen.setdefault((each.kind, each.path, each.count), [])
-            for other in others:
-                if libc.same_file(self.pid, other, number):
-                    each.same_as = other
-                    break
-            else:
-                others.append(number)
-
-    def _read_pipes(self) -> None:
-        """Copy what is in the pipes that it holds both ends of."""
-        ends: dict[int, dict[int, int]] = {}
-        for number, each in self.descriptors.items():
-            if each.kind == "pipe":
-                ends.setdefault(each.pipe, {})[each.flags & 3] = number
-        for inode, numbers in ends.items():
-            if set(numbers) != {0, 1}:
-                number = next(iter(numbers.values()))
-                raise CannotCopy(f"descriptor {number} is a pipe to another process")
-            self.pipes[inode] = self._content(numbers[0])
-
-    def _read_pairs(self) -> None:
-        """Find which of its sockets are pairs of socketpair(2), with nothing in them."""
-        ours = {
-            each.pipe: number for number, each in self.descriptors.items() if each.kind == "socket"
-        }
-        if not ours:
-            return
-        known = sockets.unix_sockets(self.pid)
-        for inode, number in ours.items():
-            kind, peer, waiting = known.get(inode, (0, 0, 0))
-            if peer not in ours:
-                raise CannotCopy(
-                    f"descriptor {number} is a socket that has a connection, or leads to another process"
-                )
-            if waiting:
-                raise CannotCopy(f"descriptor {number} is a socket with {waiting} bytes in it")
-            if inode < peer:
-                self.pairs.append((kind, inode, peer))
-
-    def _content(self, number: int) -> bytes:
-        fd = on_behalf.descriptor(self.pid, number, 0)
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            waiting = struct.unpack("=i", fcntl.ioctl(fd, 0x541B, bytes(4)))[0]  # FIONREAD
-            if waiting > MOST_PIPE_BYTES:
-                raise CannotCopy(f"descriptor {number} is a pipe with {waiting} bytes in it")
-            if not waiting:
-                return b""
-            copied = libc.tee(fd, write, waiting)
-            return os.read(read, copied)
-        finally:
-            for each in (fd, read, write):
-                os.close(each)
 
     # -- threads --------------------------------------------------------------------------------
 
     def _ask_threads(self) -> None:
-        first = self._stopped[self.pid]
+        first = self.stopped[self.pid]
         self.pending = first.pending(of_process=True)
         memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
-            for tid in sorted(self._stopped, key=lambda each: (each != self.pid, each)):
-                thread = self._stopped[tid]
+            for tid in sorted(self.stopped, key=lambda each: (each != self.pid, each)):
+                thread = self.stopped[tid]
                 state = State(thread)
                 facts = self._facts(f"/task/{tid}")
                 state.id_inside = int(facts["NSpid"].split()[-1])
@@ -495,19 +342,26 @@ class Source:
                 value = os.pread(memory, 32, scratch)
                 if any(value):
                     self.timers[which] = value
+        if self.parent is not None:
+            thread.call(self._gadget, _PR, _PR_GET_PDEATHSIG, scratch)
+            (self.death_signal,) = struct.unpack("=i", os.pread(memory, 4, scratch))
+        if self.children or self.parent is not None:
+            thread.call(self._gadget, _PR, _PR_GET_CHILD_SUBREAPER, scratch)
+            if any(os.pread(memory, 4, scratch)):
+                raise CannotCopy("it adopts the children of its children")
 
-    def _clone(self) -> None:
+    def clone(self) -> None:
         """Have the kernel copy it, page by page only where one of both writes afterwards."""
-        first = self._stopped[self.pid]
+        first = self.stopped[self.pid]
         first.block(tracing.EVERY_SIGNAL)
         try:
-            self.child = first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
+            self.child = self._copied(first)
             self.not_inherited = self._missing_in_child()
             if self.not_inherited:  # JavaScript engines ask for that: madvise(2), MADV_DONTFORK
                 self._end_child()
                 try:
                     self._advise(first, _DO_FORK)
-                    self.child = first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
+                    self.child = self._copied(first)
                 finally:
                     self._advise(first, DO_NOT_FORK)
                 if self._missing_in_child():
@@ -516,6 +370,23 @@ class Source:
             first.restore()
         self.auxv = _read(f"/proc/{self.pid}/auxv")
         self.runs = tracing.own_pages(self.child)
+
+    def _copied(self, first: tracing.Thread) -> int:
+        """A copy that the kernel makes, as a child of PID 1: none that its own parent could wait for.
+
+        That of a child is made by a copy in between, which ends first, and of which nobody gets a signal.
+        """
+        if self.parent is None:
+            return first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
+        between = tracing.Thread(first.clone(self._gadget, 0))
+        try:
+            between.registers = first.registers
+            return between.clone(self._gadget, _SIGCHLD)
+        finally:
+            inside = int(self._facts(pid=between.tid)["NSpid"].split()[-1])
+            os.kill(between.tid, signal.SIGKILL)
+            os.waitpid(between.tid, _WALL)
+            first.call(self._gadget, _WAIT4, inside, 0, _WALL | os.WNOHANG, 0)
 
     def _missing_in_child(self) -> list[tuple[int, int]]:
         with open(f"/proc/{self.child}/maps", "rb") as file:
@@ -537,16 +408,6 @@ class Source:
             first.call(self._gadget, _MADVISE, start, end - start, advice)
 
 
-def resumed(state: State) -> dict[str, int]:
-    """The registers that a copy of a thread begins with: an interrupted system call begins again."""
-    registers = dict(state.registers)
-    signed = registers["rax"] - (1 << 64) if registers["rax"] >> 63 else registers["rax"]
-    if not registers["orig_rax"] >> 63 and signed in _RESTARTS:
-        registers["rax"] = registers["orig_rax"]
-        registers["rip"] -= 2
-    return registers
-
-
 def _leave_sequence(state: State, memory: int) -> None:
     """In a restartable sequence, go on where the kernel would have it go after a switch: rseq(2)."""
     area = state.sequences[0]
@@ -565,7 +426,7 @@ def _open_read_only(root: int, mapping: Mapping, path: bytes) -> int:
     """Open a mapped file, if it is the one and lies where nobody inside can write; else -1."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = files.openat2(root, path.decode("utf-8", "surrogateescape"), flags, resolve=_RESOLVE)
+        fd = files.openat2(root, path.decode("utf-8", "surrogateescape"), flags, resolve=RESOLVE)
     except OSError:
         return -1
     status = os.fstat(fd)
@@ -583,24 +444,14 @@ def _size_of(root: int, mapping: Mapping) -> int:
     try:
         flags = os.O_PATH | os.O_CLOEXEC
         fd = files.openat2(
-            root, mapping.name.decode("utf-8", "surrogateescape"), flags, resolve=_RESOLVE
+            root, mapping.name.decode("utf-8", "surrogateescape"), flags, resolve=RESOLVE
         )
     except OSError:
-        raise CannotCopy(f"it maps a file that is not there: {_shown(mapping.name)}") from None
+        raise CannotCopy(f"it maps a file that is not there: {shown(mapping.name)}") from None
     try:
         return os.fstat(fd).st_size
     finally:
         os.close(fd)
-
-
-def _names_of(pids: list[bytes]) -> str:
-    names = []
-    for pid in pids[:5]:
-        try:
-            names.append(_shown(_read(f"/proc/{int(pid)}/comm").rstrip(b"\n")))
-        except OSError:
-            continue  # it has just ended
-    return ", ".join([*names, *["others"] * (len(pids) > 5)])
 
 
 def _pread(fd: int, length: int, at: int) -> bytes:
@@ -613,18 +464,3 @@ def _pread(fd: int, length: int, at: int) -> bytes:
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _shown(name: str | bytes) -> str:
-    data = name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
-    return data.decode("utf-8", "replace")[:200] or "memory without a name"
-
-
-def describe(source: Source) -> dict[str, Any]:
-    """Facts for the host of a process that was copied."""
-    return {
-        "threads": len(source.threads),
-        "bytes": sum(end - start for start, end in source.runs),
-        "ids": [each.id_inside for each in source.threads],
-        "files": source.files,
-    }

@@ -78,12 +78,12 @@ CODE = bytes.fromhex(
     "8b17"  # wait: mov edx, [rdi]
     "85d2"  # test edx, edx
     "74bb"  # jz next
-    "be80000000"  # mov esi, FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+    "be00000000"  # mov esi, FUTEX_WAIT: several processes may wait
     "4531d2"  # xor r10d, r10d: no timeout
     "b8ca000000"  # mov eax, SYS_futex
     "0f05"  # syscall
     "ebe9"  # jmp wait
-    "be81000000"  # wake: mov esi, FUTEX_WAKE | FUTEX_PRIVATE_FLAG
+    "be01000000"  # wake: mov esi, FUTEX_WAKE
     "baffffff7f"  # mov edx, INT_MAX
     "b8ca000000"  # mov eax, SYS_futex
     "0f05"  # syscall
@@ -118,10 +118,12 @@ class Steps:
         self.base = base
         self._data = bytearray(STEP_BYTES)  # the jump to the first list
         self._lists: dict[str, list[tuple[Any, ...]]] = {}
+        self.current = ""
         self._now: list[tuple[Any, ...]] = []
 
     def begin(self, name: str) -> None:
         """Go on in another list."""
+        self.current = name
         self._now = self._lists.setdefault(name, [])
 
     def add(self, number: int, *arguments: Any, expect: int = SUCCESS, value: Any = 0) -> None:

@@ -19,9 +19,10 @@ from .sockets import CannotCopy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .source import Mapping, Source
+    from .tree import Tree
 
 _PAGE = steps.PAGE
-_SPAN = 8 << 20  # of memory that neither we nor the source use: code, steps, and the messages
+SPAN = 8 << 20  # of memory that neither we nor the source use: code, steps, and the messages
 _DATA_AT, _MESSAGE_AT, _KERNEL_AT = 2 * _PAGE, 4 << 20, (8 << 20) - (1 << 18)
 MESSAGE_BYTES = 2 << 20
 # A message begins with what recvmsg(2) needs for the next one; then come pages that hold secrets of a
@@ -36,7 +37,7 @@ CLOSE_RANGE = 436
 # include/uapi/asm-generic/mman-common.h
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _GROWS_DOWN, _NORESERVE = 1, 2, 0x10, 0x20, 0x100, 0x4000
 _MOVE = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
-_HUGE, _HUGE_BYTES = 14, 4 << 20
+_HUGE, _HUGE_BYTES, _TABLE_BYTES = 14, 4 << 20, 2 << 20
 _NOBODY = (1 << 64) - 1
 _CLONE_VM, _CLONE_VFORK, _WALL = 0x100, 0x4000, 0x40000000
 _RSEQ_SIGNATURE = 0x53053053
@@ -50,17 +51,40 @@ class Template:
     Attributes:
         socket: Where it takes messages; closing it ends the template.
         first: Lowest descriptor that no copy has for its own use.
+        shared: A page that the processes of one copy share.
+        end: Of the span that no process uses.
+        places: By process but the first: where its mappings are until it moves them, the last end there.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.first = max([*source.descriptors, _LEAST]) + 1
-        own = _own_mappings()
-        self.base = _hole([*own, *((each.start, each.end) for each in source.mappings)])
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.first = (
+            max([_LEAST, *(max(each.descriptors, default=0) for each in tree.processes)]) + 1
+        )
+        self.places: dict[Source, tuple[list[int], int]] = {}
+        size = SPAN
+        for source in tree.processes[1:]:
+            size = self._place(source, size)
+        taken = [each for source in tree.processes for each in source.mappings]
+        self.base = _hole([*_own_mappings(), *((each.start, each.end) for each in taken)], size)
+        for source, (places, end) in self.places.items():
+            self.places[source] = [self.base + each for each in places], self.base + end
+        self.shared, self.end = self.base + _PAGE, self.base + size
         self.message = self.base + _MESSAGE_AT
         self.secrets = self.message + _HEADER_BYTES
         self.program = self.secrets + SECRET_BYTES
         self.socket, self.pid = self._start()
+
+    def _place(self, source: Source, at: int) -> int:
+        """Lay its memory out from `at` on, page tables like where it was, and its stack's way to grow."""
+        places = []
+        for mapping in source.mappings:
+            if not mapping.is_of_kernel:
+                at += (mapping.start - at) % _TABLE_BYTES
+                places.append(at)
+                at += mapping.end - mapping.start
+        self.places[source] = places, at
+        return at
 
     def close(self) -> None:
         self.socket.close()
@@ -97,16 +121,20 @@ class Template:
     def _start(self) -> tuple[wire.Socket, int]:
         program = self._program()
         ours, theirs = wire.socketpair()
-        memory = os.open(f"/proc/{self.source.child}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        memories = [
+            os.open(f"/proc/{each.child}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            for each in self.tree.processes
+        ]
         pid = os.fork()
         if pid == 0:
             try:
                 ours.close()
-                self._become(program, theirs.fileno(), memory)
+                self._become(program, theirs.fileno(), memories)
             finally:
                 os._exit(96)
         theirs.close()
-        os.close(memory)
+        for fd in memories:
+            os.close(fd)
         answer = ours.recv(steps.STEP_BYTES)
         if answer != _READY:
             ours.close()
@@ -116,11 +144,11 @@ class Template:
             raise OSError(12, "the template ended")
         return ours, pid
 
-    def _become(self, program: bytes, control: int, memory: int) -> None:
+    def _become(self, program: bytes, control: int, memories: list[int]) -> None:
         """In the template: put descriptors in place, and let go of all that is ours. Never returns."""
         privileges.die_with_parent(signal.SIGKILL)
         libc.block_every_signal()
-        wanted = [control, memory, *self._files()]
+        wanted = [control, *memories, *self._files()]
         # First out of the way: a number that is to be filled may be one of those still to be moved.
         above = self.first + len(wanted)
         parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in wanted]
@@ -136,25 +164,30 @@ class Template:
         enter(self.base + _DATA_AT, self.first)
 
     def _files(self) -> list[int]:
-        return sorted({each.file for each in self.source.mappings if each.file >= 0})
+        found = {each.file for source in self.tree.processes for each in source.mappings}
+        return sorted(fd for fd in found if fd >= 0)
 
     def _program(self) -> bytes:
         """Steps of the template: first the memory, then one message after the other."""
-        control, memory = self.first, self.first + 1
-        files = {fd: self.first + 2 + i for i, fd in enumerate(self._files())}
+        control, memory, root = self.first, self.first + 1, self.tree.root
+        first_file = memory + len(self.tree.processes)
+        files = {fd: first_file + i for i, fd in enumerate(self._files())}
         program = steps.Steps(self.base + _DATA_AT)
         program.begin("memory")
         self._move_kernels_own(program)
-        pages = _Pages(self.source.runs)
-        for mapping in self.source.mappings:
-            if not mapping.is_of_kernel:
-                _map(program, mapping, pages, files, memory)
+        for number, source in enumerate(self.tree.processes, memory):
+            pages = _Pages(source.runs)
+            mappings = [each for each in source.mappings if not each.is_of_kernel]
+            places = self.places[source][0] if source in self.places else None
+            for i, mapping in enumerate(mappings):
+                place = places[i] if places else mapping.start
+                _map(program, mapping, place, pages, files, number)
         default = program.put(bytes(32))
         for number in range(1, 65):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
-                action = self.source.actions.get(number)
+                action = root.actions.get(number)
                 program.add(_SIGACTION, number, program.put(action) if action else default, 0, 8)
-        program.add(_UMASK, self.source.umask)
+        program.add(_UMASK, root.umask)
         program.exactly(1, _WRITE, control, program.put(_READY), 1)
         program.add(CLOSE_RANGE, 0, control - 1)
         program.add(CLOSE_RANGE, control + 1, 0xFFFFFFFF)
@@ -174,22 +207,48 @@ class Template:
 
     def _move_kernels_own(self, program: steps.Steps) -> None:
         """Unmap everything, and move vvar and vdso to where the source has them."""
-        ours = [each for each in _read_own() if _is_moved(each)]
-        theirs = [each for each in self.source.mappings if _is_moved(each)]
-        if [each.size for each in ours] != [each.size for each in theirs]:
-            raise CannotCopy("its vdso is another one than ours")
-        there = ours[-1]
-        if libc.bytes_at(there.start, there.size) != self.source.vdso:
-            raise CannotCopy("its vdso is another one than ours")
-        aside = self.base + _KERNEL_AT - ours[0].start
-        for each in ours:
-            place = each.start + aside
-            program.exactly(place, _MREMAP, each.start, each.size, each.size, _MOVE, place)
-        program.add(_MUNMAP, 0x10000, self.base - 0x10000)
-        program.add(_MUNMAP, self.base + _SPAN, _TASK_END - self.base - _SPAN)
-        for each, there in zip(ours, theirs, strict=True):
-            place = each.start + aside
-            program.exactly(there.start, _MREMAP, place, each.size, each.size, _MOVE, there.start)
+        ours = kernels_own(_read_own())
+        last = ours[-1]
+        content = libc.bytes_at(last.start, last.size)
+        for source in self.tree.processes:
+            theirs = kernels_own(source.mappings)
+            sizes = [each.size for each in theirs]
+            if [each.size for each in ours] != sizes or content != source.vdso:
+                raise CannotCopy("its vdso is another one than ours")
+        move_kernels_own(
+            program,
+            self.base,
+            ours,
+            kernels_own(self.tree.root.mappings),
+            (self.base, self.base + SPAN),
+        )
+
+
+def move_kernels_own(
+    program: steps.Steps,
+    base: int,
+    ours: list[Mapping],
+    theirs: list[Mapping],
+    *spared: tuple[int, int],
+) -> None:
+    """Unmap all but some ranges, and move vvar and vdso from where they are to where another process has them.
+
+    Args:
+        spared: In order of address, beginning with the template's own at `base`.
+    """
+    aside = base + _KERNEL_AT - ours[0].start
+    for each in ours:
+        place = each.start + aside
+        program.exactly(place, _MREMAP, each.start, each.size, each.size, _MOVE, place)
+    at = 0x10000
+    for start, end in spared:
+        if at < start:
+            program.add(_MUNMAP, at, start - at)
+        at = end
+    program.add(_MUNMAP, at, _TASK_END - at)
+    for each, there in zip(ours, theirs, strict=True):
+        place = each.start + aside
+        program.exactly(there.start, _MREMAP, place, each.size, each.size, _MOVE, there.start)
 
 
 class _Pages:
@@ -212,7 +271,12 @@ class _Pages:
 
 
 def _map(
-    program: steps.Steps, mapping: Mapping, pages: _Pages, files: dict[int, int], memory: int
+    program: steps.Steps,
+    mapping: Mapping,
+    place: int,
+    pages: _Pages,
+    files: dict[int, int],
+    memory: int,
 ) -> None:
     runs = pages.within(mapping)
     length = mapping.end - mapping.start
@@ -226,18 +290,18 @@ def _map(
         flags, fd, offset = _PRIVATE | _FIXED | _ANONYMOUS | _NORESERVE, _NOBODY, 0
         if mapping.name == b"[stack]":
             flags |= _GROWS_DOWN
-    program.exactly(mapping.start, _MMAP, mapping.start, length, rights, flags, fd, offset)
+    program.exactly(place, _MMAP, place, length, rights, flags, fd, offset)
     is_heap = mapping.file < 0 and rights & 2 and mapping.name != b"[stack]"
     if is_heap and sum(end - start for start, end in runs) * 2 > length >= _HUGE_BYTES:
         # Fewer page tables to copy each time.
-        program.add(_MADVISE, mapping.start, length, _HUGE, expect=steps.ANYTHING)
+        program.add(_MADVISE, place, length, _HUGE, expect=steps.ANYTHING)
     for start, end in runs:
         while start < end:
             piece = min(end - start, 1 << 30)
-            program.exactly(piece, _PREAD, memory, start, piece, start)
+            program.exactly(piece, _PREAD, memory, start + place - mapping.start, piece, start)
             start += piece
     if rights != mapping.rights:
-        program.add(_MPROTECT, mapping.start, length, mapping.rights)
+        program.add(_MPROTECT, place, length, mapping.rights)
 
 
 def _read_own() -> list[Mapping]:
@@ -251,17 +315,18 @@ def _own_mappings() -> list[tuple[int, int]]:
     return [(each.start, each.end) for each in _read_own()]
 
 
-def _is_moved(mapping: Mapping) -> bool:
-    return mapping.is_of_kernel and mapping.name != b"[vsyscall]"
+def kernels_own(mappings: list[Mapping]) -> list[Mapping]:
+    """Those of vvar and vdso, in order of address."""
+    return [each for each in mappings if each.is_of_kernel and each.name != b"[vsyscall]"]
 
 
-def _hole(taken: list[tuple[int, int]]) -> int:
-    """The start of memory that is free in both processes."""
-    at = 0x100000
+def _hole(taken: list[tuple[int, int]], size: int) -> int:
+    """The start of memory that is free in all processes."""
+    at = _TABLE_BYTES
     for start, end in sorted(taken):
-        if start - at >= _SPAN:
+        if start - at >= size:
             return at
-        at = max(at, (end + 0xFFFF) & ~0xFFFF)
+        at = max(at, (end + _TABLE_BYTES - 1) & -_TABLE_BYTES)
     raise CannotCopy("it has no room for us in its address space")
 
 
