@@ -6,22 +6,25 @@ output. Cells get pipes in place of both, read by a thread here.
 
 from __future__ import annotations
 
-import ast
-import base64
+# Modules in C, not those in Python around them, which import enum, re and collections: a context starts
+# in the time of two bare interpreters, not of three.
+import _ast as ast
+import _signal as signal
+import _thread
 import builtins
 import fcntl
 import io
-import json
-import linecache
 import os
-import queue
 import select
-import signal
 import sys
-import threading
 import time
-import types
-from typing import Any, Callable  # noqa: UP035  Python 3.8
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from queue import SimpleQueue
+    from types import CodeType
+    from typing import Any
 
 OUTPUT_BYTES = 8 << 20  # of one cell; the rest is counted
 PART_BYTES = 15 << 20  # of one result in one MIME type
@@ -42,9 +45,7 @@ _REPRS = {
     "_repr_javascript_": "application/javascript",
 }
 CHART = "application/vnd.ringfence.chart+json"
-CHARTS = ""  # source of `charts`, put here when the kernel is sent
-JUPYTER = ""  # source of `jupyter`, likewise
-BASH = ""  # source of `bash`, likewise
+PART: str = globals().get("PART", "")  # source of `charts`, `jupyter` or `bash`; see `frames`
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -56,17 +57,17 @@ class Uninterrupted:
     """A lock. While the main thread has it, an interrupt waits: frames go out whole."""
 
     def __init__(self) -> None:
-        self.lock, self.depth = threading.RLock(), 0
+        self.lock, self.depth, self.main = _thread.RLock(), 0, _thread.get_ident()
         self.is_running = self.is_pending = False
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if _thread.get_ident() == self.main:
             self.depth += 1
         self.lock.acquire()
 
     def __exit__(self, *_exc: object) -> None:
         self.lock.release()
-        if threading.current_thread() is threading.main_thread():
+        if _thread.get_ident() == self.main:
             self.depth -= 1
             if self.is_pending and not self.depth:
                 self.interrupt()
@@ -126,7 +127,8 @@ class Wire:
     def _forked(self) -> None:
         """A child of a cell has no part in the protocol."""
         self.is_child = True
-        self.whole.lock, self.whole.depth = threading.RLock(), 0
+        whole = self.whole
+        whole.lock, whole.depth, whole.main = _thread.RLock(), 0, _thread.get_ident()
         for fd in (self._out, *self._pipes):
             os.close(fd)
 
@@ -288,6 +290,37 @@ class Input(io.TextIOBase):
         return "".join(self)
 
 
+class Lines:
+    """Source of cells for tracebacks: in `linecache`, as soon as that is imported."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Any] = {}
+        if "linecache" in sys.modules:
+            self._sources = sys.modules["linecache"].cache
+        else:
+            sys.meta_path.insert(0, self)
+
+    def add(self, name: str, code: str) -> None:
+        self._sources[name] = (len(code), None, code.splitlines(True), name)
+
+    def find_spec(self, name: str, *rest: Any) -> Any:
+        """Find `linecache` as everybody does, and give it what it has missed."""
+        if name != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        spec = next(filter(None, (each.find_spec(name, *rest) for each in sys.meta_path)), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_fill(module: Any) -> None:
+                run(module)
+                module.cache.update(self._sources)
+                self._sources = module.cache
+
+            spec.loader.exec_module = run_and_fill  # type: ignore[method-assign]
+        return spec
+
+
 class ExitStatus(Exception):  # noqa: N818  its name is what a cell's author reads
     """The last command of a cell of bash failed."""
 
@@ -304,18 +337,19 @@ class Kernel:
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
             names: dict[str, Any] = {"__name__": "ringfence_jupyter"}
-            exec(compile(JUPYTER, "<ringfence jupyter>", "exec"), names)
+            exec(compile(PART, "<ringfence jupyter>", "exec"), names)
             self._jupyter = names["Jupyter"](language.partition(":")[2], _high(2))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.wire = Wire()
-        self._cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._cells: SimpleQueue[dict[str, Any]] = _queue()
+        self._answers: SimpleQueue[str | None] = _queue()
         self._waiting: set[str] = (
             set()
         )  # cells; those that are interrupted before their turn leave it
-        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._count, self._takes_input = 0, False
+        self._read, self._lines = _reader(), Lines()
         self._loop: Any = None
-        main = types.ModuleType("__main__")
+        main = type(sys)("__main__")
         sys.modules["__main__"] = main
         self.names = main.__dict__
         self.names["__builtins__"] = builtins
@@ -338,7 +372,7 @@ class Kernel:
         if self._run != self._cell:  # nothing is raised where others are interrupted
             self.wire.whole.interrupt = self._note_interrupt  # type: ignore[method-assign]
         for body in (self._listen, self.wire.pump):
-            threading.Thread(target=body, daemon=True).start()
+            _thread.start_new_thread(body, ())
         signal.signal(signal.SIGINT, self.wire.whole.interrupt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         self.wire.result("hello", {})
@@ -363,8 +397,8 @@ class Kernel:
             *lines, seen = seen.split(b"\n")
             for line in lines:
                 try:
-                    self._sort(json.loads(line))
-                except ValueError:
+                    self._sort(self._read(line.decode()))
+                except (ValueError, StopIteration):
                     pass  # incomplete: its writer was cut off
             data = os.read(self._requests, 1 << 16)
             if not data:
@@ -434,7 +468,7 @@ class Kernel:
         self._takes_input = request["input"]
         name = f"<cell {self._count}>"
         code = request["code"]
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        self._lines.add(name, code)
         tree = _parsed(code, name)
         last = None
         is_shown = not code.rstrip().endswith(";")
@@ -451,7 +485,7 @@ class Kernel:
             self._show("main", value)
         self._show_figures(value)
 
-    def _evaluate(self, code: types.CodeType) -> Any:
+    def _evaluate(self, code: CodeType) -> Any:
         value = eval(code, self.names)
         if not code.co_flags & 0x80:  # inspect.CO_COROUTINE
             return value
@@ -471,7 +505,7 @@ class Kernel:
     def _evaluate_in_bash(self, request: dict[str, Any]) -> None:
         if self._shell is None:
             names: dict[str, Any] = {"__name__": "ringfence_bash"}
-            exec(compile(BASH, "<ringfence bash>", "exec"), names)
+            exec(compile(PART, "<ringfence bash>", "exec"), names)
             self._shell = names["Shell"](self.wire.ends)
         status = self._shell.run(request["code"], self._takes_interrupt)
         if status is None:
@@ -562,9 +596,11 @@ class Kernel:
             plots.close(figure)
 
     def _variables(self, _request: dict[str, Any]) -> None:
+        import json
+
         found: list[dict[str, str]] = []
         for name, value in list(self.names.items()):
-            if name.startswith("_") or isinstance(value, types.ModuleType) or len(found) >= 1000:
+            if name.startswith("_") or isinstance(value, type(sys)) or len(found) >= 1000:
                 continue
             shown = _clipped(repr(value), 200)
             found.append({"name": name[:200], "type": type(value).__name__[:200], "value": shown})
@@ -623,7 +659,7 @@ def _chart_of(figure: Any) -> Any:
     """Describe a figure; None where that fails, as it does for kinds of plots that nobody foresaw."""
     names: dict[str, Any] = {"__name__": "ringfence_charts"}
     try:
-        exec(compile(CHARTS, "<ringfence charts>", "exec"), names)
+        exec(compile(PART, "<ringfence charts>", "exec"), names)
         return names["chart_of"](figure)
     except Exception:  # noqa: BLE001  the picture is there
         return None
@@ -633,8 +669,12 @@ def _encoded(mime: str, data: Any) -> bytes:
     if isinstance(data, bytes):
         return data
     if mime in _BINARY:
+        import base64
+
         return base64.b64decode(data)
     if mime.endswith("json"):
+        import json
+
         return json.dumps(data, default=str).encode()
     text = data if isinstance(data, str) else str(data)
     return (_clipped(text) if mime == "text/plain" else text).encode("utf-8", "replace")
@@ -685,6 +725,33 @@ def _write_all(fd: int, data: bytes) -> None:
             left = left[os.write(fd, left) :]
         except BlockingIOError:
             _waits(fd, select.POLLOUT)
+
+
+def _queue() -> Any:
+    try:
+        from _queue import SimpleQueue
+    except ImportError:
+        from queue import SimpleQueue
+    return SimpleQueue()
+
+
+def _reader() -> Callable[[str], Any]:
+    """Return `json.loads`, for what the host writes."""
+    names = ("object_hook", "object_pairs_hook", "parse_constant")
+    form: Any = type(
+        "Form",
+        (),
+        {**dict.fromkeys(names), "strict": False, "parse_float": float, "parse_int": int},
+    )
+    try:
+        from _json import make_scanner
+
+        scan: Any = make_scanner(form)
+        return lambda text: scan(text, 0)[0]
+    except (ImportError, AttributeError):  # of another interpreter
+        import json
+
+        return json.loads
 
 
 def _waits(fd: int, events: int, timeout_s: float | None = None) -> bool:
