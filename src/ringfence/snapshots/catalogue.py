@@ -137,7 +137,11 @@ class Catalogue:
                     retryable=False,
                 )
             digest.update(data)
-            file.write(data)
+            if not data.strip(b"\0"):
+                file.seek(len(data), os.SEEK_CUR)  # a sparse file of the guest's stays one
+            else:
+                file.write(data)
+        file.truncate()
         file.flush()
         return size, digest.hexdigest()
 

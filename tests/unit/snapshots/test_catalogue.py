@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -171,3 +172,25 @@ def test_what_was_half_saved_or_half_removed_is_removed(
     catalogue.tidy()
 
     assert ["snap-1"] == os.listdir(tmp_path)
+
+
+def test_zeros_take_no_room(tmp_path: Path) -> None:
+    """A sparse file of a guest comes as zeros: of the disk it takes what it has taken inside."""
+    stream = tmp_path / "stream"
+    with stream.open("wb") as file:
+        file.write(b"begin")
+        file.truncate(64 << 20)
+    digest = hashlib.sha256(stream.read_bytes()).hexdigest()
+    catalogue = Catalogue(str(tmp_path / "snapshots"), "native")
+    fd = os.open(stream, os.O_RDONLY)
+    facts = {"session_id": "se-1", "created_at": 1.0}
+    catalogue.save(fd, "snap-1", SandboxSpec(), 1 << 30, **facts)  # type: ignore[arg-type]
+    os.close(fd)
+
+    fd = catalogue.content("snap-1")
+    try:
+        assert os.fstat(fd).st_blocks * 512 < 4 << 20
+        with open(fd, "rb", closefd=False) as file:
+            assert digest == hashlib.file_digest(file, "sha256").hexdigest()
+    finally:
+        os.close(fd)
