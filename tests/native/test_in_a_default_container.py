@@ -152,11 +152,15 @@ def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> Non
 
 EACH = """
 import json, subprocess, sys
-def run(backend):
-    command = [sys.executable, '-m', 'ringfence', 'run', '--backend', backend, '--', 'echo', 'hi']
+def run(*options):
+    command = [sys.executable, '-m', 'ringfence', 'run', *options, '--', 'echo', 'hi']
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else done.stderr
-print(json.dumps([run('native'), run('landlock')]))
+def anywhere():
+    command = [sys.executable, '-m', 'ringfence', 'run', '--anywhere', '--', 'true']
+    return subprocess.run(command, capture_output=True, text=True).stderr
+allowed = run('--backend', 'native', '--allow-degraded', 'namespaces')
+print(json.dumps([run('--backend', 'native'), allowed, run('--backend', 'landlock'), anywhere()]))
 """
 SECCOMP, SYSTEM_PATHS = "--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined"
 MASKED = "--security-opt systempaths=unconfined (Kubernetes: procMount: Unmasked)"
@@ -165,23 +169,33 @@ FILTERED = "--security-opt seccomp=unconfined, or run Ringfence outside it"
 
 @pytest.mark.parametrize("user", [0, 1000])
 @pytest.mark.parametrize(
-    ("settings", "refused"),
+    ("settings", "refused", "is_borrowed"),
     [
-        ((), FILTERED),
-        ((SYSTEM_PATHS,), FILTERED),
-        ((SECCOMP,), MASKED),
-        ((SECCOMP, SYSTEM_PATHS), ""),
-        (("--cap-add=SYS_ADMIN",), MASKED),
-        (("--cap-add=SYS_ADMIN", SYSTEM_PATHS), FILTERED),
-        (("--cap-add=SYS_ADMIN", SECCOMP, SYSTEM_PATHS), ""),
+        ((), FILTERED, False),
+        ((SYSTEM_PATHS,), FILTERED, False),
+        ((SECCOMP,), MASKED, True),
+        ((SECCOMP, SYSTEM_PATHS), "", False),
+        (("--cap-add=SYS_ADMIN",), MASKED, False),
+        (("--cap-add=SYS_ADMIN", SYSTEM_PATHS), FILTERED, False),
+        (("--cap-add=SYS_ADMIN", SECCOMP), MASKED, True),
+        (("--cap-add=SYS_ADMIN", SECCOMP, SYSTEM_PATHS), "", False),
     ],
 )
 def test_each_setting_of_the_engine(
-    engine: list[str], settings: tuple[str, ...], refused: str, user: int
+    engine: list[str], settings: tuple[str, ...], refused: str, is_borrowed: bool, user: int
 ) -> None:
     """The table in docs/how-to/without-namespaces.md: what is refused names the next switch."""
-    native, landlock = run(engine, user, "-c", EACH, settings=settings)
+    native, allowed, landlock, anywhere = run(engine, user, "-c", EACH, settings=settings)
 
     assert "hi\n" == landlock
     assert refused in native
     assert ("hi\n" == native) == (not refused)
+    assert ("hi\n" == allowed) == (not refused or is_borrowed)
+    told = (
+        "with the /proc of this container"
+        if is_borrowed
+        else "without namespaces"
+        if refused
+        else ""
+    )
+    assert told in anywhere if told else not anywhere

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+from ..backends.local.host.mountinfo import masks_of_proc
 from ..backends.optional import Replicable
 from ..backends.registry import new_backend
+from ..model.capabilities import NAMESPACES
 from ..model.mount import READ_ONLY, READ_WRITE, Mount
 from ..sandbox.sync import Sandbox
 from .canaries import PROTECTED, RO, RO_FILE, RW
@@ -42,7 +44,7 @@ class Lab:
 
     def sandbox(self, **options: Any) -> Sandbox:
         """A new sandbox, to be used as a context manager."""
-        return Sandbox.create(backend=self.backend, **options)
+        return make(self.backend, **options)
 
     def mounted(self, **options: Any) -> Sandbox:
         """A new sandbox that shows the planted directories."""
@@ -75,6 +77,10 @@ class Lab:
         if self.has_own_paths and not self.rootless:
             found["rw"] = sandbox.exec(["pwd"]).stdout_text.strip()
         return {**found, "targets": targets}
+
+    def init_of(self, sandbox: Sandbox) -> dict[str, int]:
+        """The number of PID 1 in the /proc inside, which may be that of this process."""
+        return {"init": first_host_pid(sandbox)} if lacking(self.backend) else {}
 
     def limited(self, *, wider: bool = False) -> Sandbox:
         """A new sandbox that may reach one service of the host, by its name and by its address.
@@ -109,6 +115,17 @@ class Lab:
         if isinstance(self.backend, Replicable):
             return self.backend.beside(state_dir)
         return new_backend(self.backend.name, state_dir=state_dir)
+
+
+def make(backend: Backend, **options: Any) -> Sandbox:
+    """A new sandbox of a backend, without what this place lacks and the backend's report declares."""
+    if lacks := lacking(backend):
+        options["allow_degraded"] = [*options.get("allow_degraded", ()), *lacks]
+    return Sandbox.create(backend=backend, **options)
+
+
+def lacking(backend: Backend) -> list[str]:
+    return [NAMESPACES] if backend.name == "native" and masks_of_proc() else []
 
 
 def run(sandbox: Sandbox, module: str, function: str, *words: str, **options: Any) -> ExecResult:

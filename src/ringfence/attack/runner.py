@@ -104,6 +104,7 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
     context = dict(lab.canaries.context)
     if kind == PLAIN:
         with lab.sandbox() as sandbox:
+            context |= lab.init_of(sandbox)
             return seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if kind == LIMITED:
         return _run_limited(lab, chosen, context)
@@ -119,7 +120,7 @@ def _run(lab: Lab, kind: str, chosen: list[str]) -> Found:
         only_here = [id for id in chosen if registered()[id].where == MOUNTED]
         return dict.fromkeys(only_here, (INCONCLUSIVE, f"no mounts here: {exc}"))
     with mounted as sandbox:
-        context |= lab.places(sandbox)
+        context |= {**lab.places(sandbox), **lab.init_of(sandbox)}
         found = seen_from_the_host(sandbox, run_inside(sandbox, chosen, context))
     if _SOCKET in found and lab.backend.name in OWN_KERNEL:
         # A kernel of the guest's own may have sockets that no program of the host can connect to.

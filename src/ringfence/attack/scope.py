@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from fnmatch import fnmatchcase
 
+from ..backends.local.host.mountinfo import masks_of_proc
+
 OWN_KERNEL = ("gvisor", "microvm")
 
 _CALLS = (
@@ -133,6 +135,21 @@ _NOT_OF_LANDLOCK_ROOT = dict.fromkeys(
     _READ_ONLY,
 )
 
+_BORROWED = "the native backend reports it as degraded: its /proc is its caller's"
+_CALLERS_INIT = f"{_BORROWED}, and PID 1 there is none of the sandbox's"
+_READ_ONLY_SETTINGS = (
+    "the native backend reports it as degraded: /proc/sys is read-only where it starts"
+)
+_NOT_OF_BORROWED_PROC = {
+    "devices_proc.host-processes": _BORROWED,
+    "devices_proc.init-is-ours": _CALLERS_INIT,
+    "lifecycle.neighbour-processes": _BORROWED,
+    "lifecycle.init-without-handlers": _CALLERS_INIT,
+    "identity.every-process-locked-down": _BORROWED,
+    "resources.inotify-*": _READ_ONLY_SETTINGS,
+    "syscalls.namespaces-left": _READ_ONLY_SETTINGS,
+}
+
 
 def why_not(probe: str, backend: str) -> str:
     """Why a probe says nothing of that backend; "" where it does."""
@@ -141,5 +158,7 @@ def why_not(probe: str, backend: str) -> str:
     if backend == "landlock":
         own = _NOT_OF_LANDLOCK_USERS if os.geteuid() else _NOT_OF_LANDLOCK_ROOT
         reasons = {**_NOT_OF_LANDLOCK, **own}
+    if backend == "native" and masks_of_proc():
+        reasons = _NOT_OF_BORROWED_PROC
     found = (why for name, why in reasons.items() if fnmatchcase(probe, name))
     return next(found, "")

@@ -199,6 +199,8 @@ def is_taken_unasked(report: BackendReport) -> bool:
     `provision_unasked`.
     """
     weak = [each.name for each in report.protections if each.status != "enforced"]
+    if report.backend == DEFAULT and NAMESPACES in weak:
+        return False
     return report.available and "virtual_machine" not in weak
 
 
@@ -211,6 +213,7 @@ def backend_of(snapshot_id: str) -> Backend:
 def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox:
     """The attempt is the probe: it costs nothing besides, and what it finds cannot be out of date."""
     from ..errors import BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported
+    from .local.host.mountinfo import masks_of_proc
 
     refusals: dict[str, RingfenceError] = {}
     for name in names:
@@ -220,7 +223,11 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
                 return backend.provision_unasked(spec)
             made = backend.provision(spec)
             if name == "landlock":
-                _tell_lack(refusals)
+                _tell_lack("a sandbox without namespaces, by the backend landlock", refusals)
+            elif name == DEFAULT and (masks := masks_of_proc()):
+                _tell_lack(
+                    f"a sandbox with the caller's /proc, which is masked: {', '.join(masks[:4])}"
+                )
             return made
         except (BackendUnavailable, IsolationError, NetworkPolicyError, Unsupported) as exc:
             refusals[name] = exc
@@ -235,11 +242,11 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
     raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
 
 
-def _tell_lack(refusals: Mapping[str, RingfenceError]) -> None:
+def _tell_lack(what: str, refusals: Mapping[str, RingfenceError] | None = None) -> None:
     import warnings
 
-    why = "; ".join(exc.message for exc in refusals.values())
-    warnings.warn(f"a sandbox without namespaces, by the backend landlock: {why}", stacklevel=6)
+    why = [exc.message for exc in (refusals or {}).values()]
+    warnings.warn("; ".join([what, *why]), stacklevel=6)
 
 
 def _own_names() -> tuple[str, ...]:

@@ -220,7 +220,8 @@ RUN = Command(
         Option(
             "anywhere",
             "",
-            "where the host refuses namespaces, use the backend landlock, which has none",
+            "where the host refuses a new /proc, show this one's; where it refuses namespaces, use the backend"
+            " landlock, which has none",
         ),
         Option(
             "tier",

@@ -127,7 +127,9 @@ def _with_template(spec: SandboxSpec, given: dict[str, Any]) -> tuple[SandboxSpe
 
 
 def _provision(spec: SandboxSpec, given: dict[str, Any]) -> BackendSandbox:
-    """Make the sandbox; with `--anywhere` without namespaces, where they alone are refused."""
+    """Make the sandbox; with `--anywhere` with the caller's /proc or without namespaces, where they are
+    refused.
+    """
     from ..backends.registry import provision
 
     if "anywhere" not in given or "backend" in given:
@@ -137,8 +139,19 @@ def _provision(spec: SandboxSpec, given: dict[str, Any]) -> BackendSandbox:
     try:
         return provision(spec)
     except (BackendUnavailable, IsolationError) as exc:
+        from ..backends.local.host.mountinfo import masks_of_proc
+        from ..model.capabilities import NAMESPACES
         from .terminal import say
 
+        if masks_of_proc():
+            allowed = spec.altered(allow_degraded=(*spec.allow_degraded, NAMESPACES))
+            try:
+                sandbox = provision(allowed, "native")
+            except IsolationError:
+                pass  # more than a /proc is refused
+            else:
+                say(f"--anywhere: with the /proc of this container ({exc.message})")
+                return sandbox
         sandbox = provision(spec, "landlock")
         say(f"--anywhere: without namespaces, by the backend landlock ({exc.message})")
         return sandbox

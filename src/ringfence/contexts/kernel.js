@@ -87,7 +87,8 @@ function poll(isNew) {
   if (current) timer = setTimeout(poll, pause);
 }
 function interruptChildren() {  // not all kernels list a process's children
-  const parents = new Map(), reached = new Set([String(process.pid)]);
+  // /proc may be that of a PID namespace above ours, with other numbers.
+  const own = fs.readlinkSync('/proc/self'), parents = new Map(), reached = new Set([own]);
   for (const pid of fs.readdirSync('/proc').filter(each => /^[0-9]+$/.test(each))) {
     try { parents.set(pid, fs.readFileSync('/proc/' + pid + '/stat', 'latin1').split(') ').pop().split(' ')[1]); } catch {}
   }
@@ -95,8 +96,11 @@ function interruptChildren() {  // not all kernels list a process's children
     before = reached.size;
     for (const [pid, parent] of parents) if (reached.has(parent)) reached.add(pid);
   }
-  reached.delete(String(process.pid));
-  for (const pid of reached) try { process.kill(Number(pid), 'SIGINT'); } catch {}
+  reached.delete(own);
+  for (const pid of reached) try {
+    const ids = /^NSpid:\t(?:.*\t)?(\d+)$/m.exec(fs.readFileSync('/proc/' + pid + '/status', 'latin1'));
+    process.kill(Number(ids ? ids[1] : pid), 'SIGINT');
+  } catch {}
 }
 function interrupt(cell) {
   const at = queue.findIndex(each => each.cell === cell);

@@ -73,8 +73,7 @@ def build_root(
     """
     scratch = shape["scratch"]
     oom_score_fd: int
-    wanted = shape["forbid_user_namespaces"], shape["trusted_root"]
-    oom_score_fd, proc = step("proc", _mount_proc, scratch, *wanted)
+    oom_score_fd, proc = step("proc", _mount_proc, scratch, shape)
     if disk >= 0:
         step("disk as root", mounts.move_mount, disk, scratch)
         os.close(disk)
@@ -152,21 +151,49 @@ def _mount_overlay(names: list[str], target: str) -> None:
     os.chdir(target)
 
 
-def _mount_proc(scratch: str, forbid_user_namespaces: bool, counts_apart: bool) -> tuple[int, int]:
+def _mount_proc(scratch: str, shape: Shape) -> tuple[int, int]:
     """Mount our own /proc, do the writes that need it writable, and copy it for the new root, read-only.
 
     PID 1 marks what it starts as the first to go when memory runs out: it keeps a descriptor that was
     opened here for writing. This mount goes with the host's root around it; detached on its own,
     it would cost another wait for every processor.
     """
+    limits: dict[str, bool] = {
+        "forbid_user_namespaces": shape["forbid_user_namespaces"],
+        "counts_apart": shape["trusted_root"],
+    }
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
-    mounts.mount("proc", scratch, "proc", flags)
-    bound_user_namespace(
-        scratch, forbid_user_namespaces=forbid_user_namespaces, counts_apart=counts_apart
-    )
+    try:
+        mounts.mount("proc", scratch, "proc", flags)
+    except OSError as exc:
+        if exc.errno != errno.EPERM or not shape["borrows_proc"]:
+            raise
+        return _borrow_proc(limits)
+    bound_user_namespace(scratch, **limits)
     oom_score_fd = os.open(f"{scratch}/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     proc = mounts.open_tree(scratch, recursive=False)
     mounts.mount_setattr(proc, mounts.MOUNT_ATTR_RDONLY)
+    return oom_score_fd, proc
+
+
+def _borrow_proc(limits: dict[str, bool]) -> tuple[int, int]:
+    """Copy the caller's /proc with what masks it, read-only, for a kernel that mounts no new one.
+
+    Linux refuses a new /proc while parts of the only visible one are covered, as containers' engines
+    do. Source: fs/namespace.c, mnt_already_visible. Its numbers are those of the caller's PID namespace,
+    and "self" is whoever asks. The caller's processes are in a user namespace above: the kernel refuses
+    whatever takes the right to trace them (environ, mem, maps, fd, root, cwd).
+    """
+    try:
+        bound_user_namespace("/proc", **limits)
+    except OSError as exc:
+        if exc.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise  # else the engine shows /proc/sys read-only, and the filter alone forbids them
+    oom_score_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    # The masks come along: the kernel copies no tree without the locked mounts in it.
+    proc = mounts.open_tree("/proc")
+    read_only = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
+    mounts.mount_setattr(proc, read_only)
     return oom_score_fd, proc
 
 

@@ -71,6 +71,7 @@ class Shape(Ids):
     placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
     note: str  # the file that tells of them, to remove after them; "" for none
     trusted_root: bool  # the zygote may open trees and map ids as host root
+    borrows_proc: bool  # show the caller's own /proc where the kernel refuses a new one
 
 
 class Plan(Shape):

@@ -13,7 +13,7 @@ MOUNT = "the sandbox was not started: make mounts private: [Errno 13] mount: Per
 PROC = "the sandbox was not started: proc : [Errno 1] mount: Operation not permitted: 'proc'"
 OLD = "the sandbox was not started: create: [Errno 38] clone3: Function not implemented"
 USER, ROOT = 1000, 0
-MASKED = "22 1 0:5 /null /proc/kcore rw - devtmpfs none rw\n23 1 0:9 / /proc rw - proc proc rw\n"
+MASKED = "22 23 0:5 /null /proc/kcore rw - devtmpfs none rw\n23 1 0:9 / /proc rw - proc proc rw\n"
 
 Host = Callable[..., list[str]]
 

@@ -7,9 +7,8 @@ import os
 import tempfile
 
 from ...errors import RingfenceError
-from ...model.spec import SandboxSpec
 from ...sandbox.sync import Sandbox
-from ..lab import first_line, run, start
+from ..lab import first_line, make, run, start
 from ..probes.kit import Outcome, escaped, held, inconclusive
 from ..scope import OWN_KERNEL
 from .register import NAIVE, SAME_SANDBOX, UNTOUCHED, probe
@@ -86,9 +85,9 @@ def _holder(directory: str, token: bytes) -> str:
 def snapshot_secret(lab: Lab) -> Outcome:
     """A secret given to a sandbox must not be in its snapshot."""
     token = lab.canaries.token[4:24]
-    spec = SandboxSpec(secrets={"KEY": token} if lab.protected else {})
+    secrets = {"KEY": token} if lab.protected else {}
     with _snapshots(lab) as (backend, directory):
-        with Sandbox.create(spec, backend=backend) as sandbox:
+        with make(backend, secrets=secrets) as sandbox:
             if not lab.protected:
                 sandbox.files.write("key", token)
             sandbox.snapshot()
@@ -105,7 +104,7 @@ def snapshot_of_mount(lab: Lab) -> Outcome:
         with open(planted, "wb") as file:
             file.write(token)
         try:
-            with Sandbox.create(backend=backend, mounts=lab.mounts()) as sandbox:
+            with make(backend, mounts=lab.mounts()) as sandbox:
                 if not lab.protected:
                     sandbox.files.write("copied", token)
                 sandbox.snapshot()
@@ -120,7 +119,7 @@ def snapshot_readable(lab: Lab) -> Outcome:
     """Other users of the host must not be able to read a snapshot."""
     with _snapshots(lab) as (backend, directory):
         os.chmod(directory, 0o755)  # as a home directory is
-        with Sandbox.create(backend=backend) as sandbox:
+        with make(backend) as sandbox:
             sandbox.snapshot()
         if not lab.protected:
             with open(f"{directory}/content.tar", "wb") as file:
@@ -144,7 +143,7 @@ def _is_open(path: str, top: str) -> bool:
 def snapshot_damaged(lab: Lab) -> Outcome:
     """A snapshot whose content was changed must not be restored."""
     with _snapshots(lab) as (backend, directory):
-        with Sandbox.create(backend=backend) as sandbox:
+        with make(backend) as sandbox:
             sandbox.files.write("file", "as it was")
             snapshot = sandbox.snapshot()
         if lab.protected:
@@ -169,7 +168,7 @@ def _change(directory: str, old: bytes, new: bytes) -> None:
 def snapshot_shared(lab: Lab) -> Outcome:
     """Two sandboxes restored from one snapshot must not share a file."""
     with _snapshots(lab) as (backend, _directory):
-        with Sandbox.create(backend=backend) as sandbox:
+        with make(backend) as sandbox:
             sandbox.files.write("file", "as it was")
             snapshot = sandbox.snapshot()
         with (
@@ -185,7 +184,7 @@ def snapshot_shared(lab: Lab) -> Outcome:
 def snapshot_privileges(lab: Lab) -> Outcome:
     """Restoring must give no set-id bit and no device, and nothing to another owner."""
     with _snapshots(lab) as (backend, _directory):
-        with Sandbox.create(backend=backend) as sandbox:
+        with make(backend) as sandbox:
             run(sandbox, "tasks", "odd_tree", "/home/sandbox/tree")
             before = run(sandbox, "tasks", "modes", "/home").stdout_text.splitlines()
             snapshot = sandbox.snapshot()

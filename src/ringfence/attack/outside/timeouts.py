@@ -16,6 +16,7 @@ from ..lab import (
     first_host_pid,
     host_processes,
     host_tree,
+    lacking,
     others,
     run,
     start,
@@ -242,7 +243,7 @@ _MAKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from ringfence import Sandbox
-sandbox = Sandbox.create()
+sandbox = Sandbox.create(allow_degraded=sys.argv[2:])
 sandbox.start(["sh", "-c", "setsid sleep 30 & sleep 30"])
 print(sandbox._inner.pid, flush=True)
 sys.stdin.read()
@@ -258,8 +259,9 @@ sys.stdin.read()
 def maker_killed(lab: Lab) -> Outcome:
     """When the process that made a sandbox is killed, the sandbox must end with it."""
     package_parent = os.path.dirname(lab.canaries.context["package_directory"])
+    script = _MAKER if lab.protected else _PLAIN_MAKER
     maker = subprocess.Popen(
-        [sys.executable, "-c", _MAKER if lab.protected else _PLAIN_MAKER, package_parent],
+        [sys.executable, "-c", script, package_parent, *lacking(lab.backend)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

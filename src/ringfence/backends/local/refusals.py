@@ -88,8 +88,12 @@ def way_on(exc: Refused) -> str:
     """Name the switch of this host, and the backend that needs no namespaces."""
     from .host import blockers
 
-    found = [f"{each.why}: {each.fix}" if each.fix else each.why for each in blockers.find(exc)]
+    causes = blockers.find(exc)
+    found = [f"{each.why}: {each.fix}" if each.fix else each.why for each in causes]
+    way, seen = "go without namespaces", "host processes and names of host files"
+    if [each.name for each in causes] == ["proc"]:
+        way, seen = "show the /proc of this container", "its processes and their command lines"
     return (
-        f"{'; '.join(found) or _SWITCHES}; or go without namespaces: `ringfence run --anywhere`, or "
-        'allow_degraded=["namespaces"]: host processes and names of host files can then be seen'
+        f"{'; '.join(found) or _SWITCHES}; or {way}: `ringfence run --anywhere`, or "
+        f'allow_degraded=["namespaces"]: {seen} can then be seen'
     )

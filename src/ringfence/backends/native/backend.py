@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from ...errors import RingfenceError, SandboxLost
+from ...model.capabilities import NAMESPACES
 from ...model.spec import LIGHT
 from ..local import journal
 from ..local.host import cgroups
 from ..local.host.facts import ExplainedFileLimit
+from ..local.host.mountinfo import masks_of_proc
 from ..optional import Durable, ProfileStore
 from . import ids
 from .prebuilt.prebuilder import Prebuilder
 from .profiles import BUILT_IN, Profile, profile_named
 from .provision import Provision
-from .request import LEAST, request
+from .request import BORROWED, LEAST, request
 from .runtime import Runtime
 
 TYPE_CHECKING = False
@@ -141,6 +143,8 @@ class NativeBackend(Runtime, Durable, ProfileStore):
             ids.check(profile_named(spec.profile, self.profiles))
         except RingfenceError as exc:
             return f"no profile {spec.profile}: {exc.message}"
+        if NAMESPACES not in spec.allow_degraded and masks_of_proc():
+            return f"the kernel mounts no new /proc beside masked paths: {BORROWED}"
         return ""
 
     def released(self, sandbox: LiveSandbox) -> None:

@@ -80,6 +80,12 @@ class Inspection:
         return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
     @property
+    def borrows_proc(self) -> bool:
+        """Tell whether its /proc is of a PID namespace above its own: then PID 1 has a number in each."""
+        numbers = self.inside("/proc/self/status").partition("\nNSpid:")[2].partition("\n")[0]
+        return len(numbers.split()) > 1
+
+    @property
     def mounts(self) -> list[MountLine]:
         """Every mount inside."""
         return [MountLine(line) for line in self.inside("/proc/self/mountinfo").splitlines()]

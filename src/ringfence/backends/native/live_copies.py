@@ -49,6 +49,8 @@ class NativeTemplate(ProcessTemplate):
     """
 
     def __init__(self, sandbox: NativeSandbox, run: LocalExec) -> None:
+        if sandbox.lockdown["borrows_proc"]:
+            raise refused("in its /proc, which is its caller's, processes have other numbers")
         ours, theirs = wire.socketpair()
         self._control, self._name, self._number = ours, run.id, run.number
         self._sandbox = sandbox

@@ -115,6 +115,8 @@ def make_plan(draft: Draft, host: Host) -> Plan:
         draft.steps += template.with_hostname(draft.hostname)
     if not isolated:
         draft.steps += template.as_the_host(draft.hostname)
+    if draft.request.borrows_proc:
+        draft.steps += [("mask", f"/proc/{name}") for name in template.NOT_OF_USERS]
     for target in ALWAYS_THERE.values():
         if target != MEMORY_DIR or not spec.memory_dir:
             draft.mounts.append(ResolvedMount(target, READ_WRITE))
@@ -242,6 +244,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "placeholders": [],
         "note": "",
         "trusted_root": host.trusted_root,
+        "borrows_proc": draft.request.borrows_proc,
         "network": _network(spec),
     }
 
@@ -304,6 +307,7 @@ _SHAPE = (
     "placeholders",
     "note",
     "trusted_root",
+    "borrows_proc",
 )
 
 
@@ -362,6 +366,7 @@ def connects_by_init(
         and not profile.root_capabilities
         and bool(rules.handled_fs & landlock.MAKE_SOCK)
         and (isolated or rules.refuses_abstract_sockets)
+        and not draft.request.borrows_proc  # of threads, /proc has other numbers
         and not connecting.why_not()
     )
 

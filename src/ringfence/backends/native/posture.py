@@ -28,6 +28,7 @@ from ..local.sizes import DEFAULT_TERMINALS
 from . import connecting
 from .attach import may_reach_sockets
 from .inspection import Inspection
+from .request import BORROWED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ IMAGE = "run Ringfence as root, with loop devices and mke2fs: the size is exact 
 _KERNEL_TREES = (
     *("sysfs", "cgroup", "cgroup2", "debugfs", "securityfs", "tracefs", "bpf", "configfs"),
 )
+UNMASK = "start the container with --security-opt systempaths=unconfined (Kubernetes: procMount: Unmasked)"
 _LANDLOCK_EXPECTED = 6  # scopes signals and abstract sockets: Linux 6.12
 
 
@@ -72,6 +74,8 @@ class NativeReader(ProcessReader, MountReader):
     def namespaces(self) -> Verdict:
         own = _NAMESPACES.items()
         shared = [name for name, short in own if not self.seen.has_own_namespace(short)]
+        if not shared and self.seen.borrows_proc:
+            return degraded(f"its own, with the caller's /proc: {BORROWED}", UNMASK)
         return self.of_namespaces(shared, list(_NAMESPACES))
 
     def host_identity(self) -> Verdict:
@@ -102,6 +106,9 @@ class NativeReader(ProcessReader, MountReader):
     def nested_user_namespaces(self) -> Verdict:
         limit = self.seen.inside("/proc/sys/user/max_user_namespaces").strip()
         why = f"user.max_user_namespaces is {limit} inside"
+        if limit != "0" and self.seen.borrows_proc and self.sandbox.profile.seccomp:
+            left = "the filter alone forbids them, and inotify has the limits of the caller"
+            return degraded(f"{why}, as /proc/sys is read-only here: {left}")
         return enforced(why) if limit == "0" else missing(why, self._profile_fix)
 
     # -- system calls -------------------------------------------------------------------------
@@ -131,7 +138,7 @@ class NativeReader(ProcessReader, MountReader):
     def unix_sockets(self) -> Verdict:
         sandbox = self.sandbox
         if not sandbox.unix_sockets:
-            lacks = connecting.why_not()
+            lacks = "a new /proc" if self.seen.borrows_proc else connecting.why_not()
             why = f"; for PID 1 to connect instead, this host lacks {lacks}" if lacks else ""
             shown = "a host directory is mounted, and may hold some"
             return enforced(f"cannot be opened: {shown}{why}")
@@ -177,9 +184,14 @@ class NativeReader(ProcessReader, MountReader):
         proc = self.seen.mount_at("/proc")
         if proc is None or "ro" not in proc.options:
             return missing("/proc is writable")
+        loose = [m.target for m in self.lines() if m.kind == "proc" and "ro" not in m.options]
+        if loose:
+            return missing(f"writable: {', '.join(loose)}")
         shown = [m.target for m in self.lines() if m.kind in _KERNEL_TREES]
         if shown:
             return missing(f"shown: {', '.join(shown)}")
+        if self.seen.borrows_proc:
+            return degraded("the caller's /proc, read-only and masked; no /sys", UNMASK)
         return enforced("its own /proc, read-only and masked; no /sys")
 
     def network(self) -> Verdict:

@@ -27,6 +27,11 @@ _LIMITS = (*reports.GROUP_LIMITS, *reports.QUOTAS, can.OPEN_FILES_LIMIT)
 _NOT_YET = (can.MEMORY_SNAPSHOT, can.FORK, can.GPU, can.IO_LIMIT)
 _KNOWN = (*_ALWAYS, *reports.RULES, can.SECRETS, can.SEVERAL_USERS, *_NOT_YET)
 
+BY_NAME = (
+    "with the caller's /proc, as the kernel mounts no new one beside masked paths: taken only by "
+    '`ringfence run --anywhere` or allow_degraded=["namespaces"]'
+)
+
 
 def backend_report(backend: Provisions) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
@@ -40,7 +45,7 @@ def backend_report(backend: Provisions) -> BackendReport:
         yield from of_rules(reports.RULES, sandbox.apply_network_policy)
         yield _several_users(backend)
 
-    spec = SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*",))
+    spec = SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*", can.NAMESPACES))
     return reports.report_of(
         backend.name,
         backend.profile_names,
@@ -49,6 +54,7 @@ def backend_report(backend: Provisions) -> BackendReport:
         LIGHT,
         _KNOWN,
         abilities,
+        reason=lambda sandbox: BY_NAME if can.NAMESPACES in sandbox.stats().degraded else "",
         refused=_refusal,
     )
 
@@ -71,7 +77,7 @@ def _several_users(backend: Provisions) -> Capability:
     """Found by making a sandbox with a root of its own, and starting something there as root."""
     from .inner import control_of
 
-    spec = SandboxSpec(profile=OWN_ROOT, allow_degraded=("*",))
+    spec = SandboxSpec(profile=OWN_ROOT, allow_degraded=("*", can.NAMESPACES))
     try:
         sandbox = backend.provision(spec)
         try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import resource
 
 from ...errors import InvalidRequest, Unsupported
+from ...model.capabilities import NAMESPACES
 from ...model.spec import LIGHT
 from ...policy.protected import check_names
 from ..local.host import identity
 from ..local.host.facts import host
+from ..local.host.mountinfo import masks_of_proc
 from ..local.network import check_given_secrets
 from ..local.session import check_idle_timeout, check_least, check_sources
 from ..local.sizes import sizes
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     Base = Held | Layered
     Over = Callable[[Held | None], Base | None]
-    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None, tuple[int, int]]
+    Kind = tuple[int, bool, bool, bool, bool, int, str, str | None, tuple[int, int], bool]
 
 _MIB = 1 << 20
 # Least limits with which a sandbox can start at all.
@@ -35,6 +37,11 @@ LEAST = {
     "memory_bytes": (8 * _MIB, "PID 1 of the sandbox lives in it too"),
     "inodes": (128, "the sandbox's own directories are some of them"),
 }
+BORROWED = (
+    "command lines, users, mounts, connections and numbers of open files of the processes in it, other "
+    "sandboxes' too, can be read there, and pids in it are not those of the sandbox"
+)
+"""Consequences for a sandbox that has its caller's /proc."""
 LEAST_LANDLOCK_ABI = 2  # before it, rules would break every rename between directories
 
 
@@ -51,6 +58,10 @@ class Request:
     ) -> None:
         self.spec, self.profile, self.uid, self.base = spec, profile, uid, base
         self.sizes = sizes(spec, host())
+
+    @property
+    def borrows_proc(self) -> bool:
+        return may_borrow_proc(self.spec, self.profile)
 
     @property
     def kind(self) -> Kind:
@@ -94,6 +105,14 @@ def checked(spec: SandboxSpec, profiles: dict[str, Profile], base: Base | None =
     check(spec)
     profile = profile_named(spec.profile, profiles)
     ids.check(profile)
+    if profile.policy is not None and NAMESPACES in spec.allow_degraded and masks_of_proc():
+        raise Unsupported(
+            "a policy of your own takes a new /proc, and the kernel mounts none beside masked paths",
+            backend="native",
+            operation=f"profile {profile.name}",
+            field="profile",
+            hint="use os_hardened, or unmask /proc: --security-opt systempaths=unconfined",
+        )
     if profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
         require_allowed(spec, "landlock", "this kernel has no usable Landlock", "profile")
     return Request(spec, profile, identity.uid_of(spec.user), base)
@@ -112,7 +131,18 @@ def kind_of(spec: SandboxSpec, profile: Profile) -> Kind:
         spec.template,
         spec.image,
         (size.disk_bytes, size.inodes) if size.on_disk else (0, 0),
+        may_borrow_proc(spec, profile),
     )
+
+
+def may_borrow_proc(spec: SandboxSpec, profile: Profile) -> bool:
+    """Return whether the caller's own /proc is shown where the kernel refuses a new one.
+
+    Processes of the caller's container, and so of other sandboxes in it, can be listed there with their
+    command lines: it takes the name of what is weaker, and `*` is not enough. PID 1 finds its numbers
+    by calls that another policy might refuse.
+    """
+    return NAMESPACES in spec.allow_degraded and profile.policy is None and bool(masks_of_proc())
 
 
 def check(spec: SandboxSpec) -> None:

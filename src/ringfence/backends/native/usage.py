@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ...model.capabilities import NAMESPACES
 from ...model.state import State
 from ...model.stats import SandboxStats
 from ..local.host.facts import host
@@ -80,6 +81,8 @@ def degraded(sandbox: LiveSandbox) -> tuple[str, ...]:
         names.append("cpu_limit")
     if sandbox.profile.landlock and host().landlock_abi < LEAST_LANDLOCK_ABI:
         names.append("landlock")
+    if sandbox.lockdown["borrows_proc"]:
+        names.append(NAMESPACES)
     return tuple(names)
 
 

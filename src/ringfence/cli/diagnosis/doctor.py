@@ -63,9 +63,14 @@ def main(argv: Sequence[str]) -> int:
         _print(reports)
     else:
         _print_short(reports)
-    # `--anywhere` and its name alone choose landlock: without them no sandbox starts.
-    usable = [report for report in reports if report.available and report.backend != "landlock"]
-    return 0 if usable else 1
+    return 0 if any(map(_is_usable, reports)) else 1
+
+
+def _is_usable(report: BackendReport) -> bool:
+    """Return whether sandboxes start there without a word such as `--anywhere`."""
+    if report.backend == "native":
+        return is_taken_unasked(report)
+    return report.available and report.backend != "landlock"
 
 
 def _reports() -> list[BackendReport]:

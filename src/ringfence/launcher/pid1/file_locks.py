@@ -74,4 +74,5 @@ def owners_beyond(size: int) -> set[int]:
     # The first and last line may be cut. "1: POSIX ADVISORY WRITE 123 00:2f:45 0 EOF"; a waiter has
     # "->" after the number. Locks of an open file have no owner and are seen everywhere.
     lines = [line.split() for line in text.splitlines()[1:-1] if b"->" not in line]
-    return {int(words[4]) for words in lines if words[1:2] == [b"POSIX"] and int(words[4]) > 0}
+    numbers = {int(words[4]) for words in lines if words[1:2] == [b"POSIX"] and int(words[4]) > 0}
+    return {pid for pid in map(processes.inner, numbers) if pid}

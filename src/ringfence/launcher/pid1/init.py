@@ -87,6 +87,7 @@ class Init:
         apart: Apart | None = None,
         hibernate: Callable[[Plan], None] | None = None,
     ) -> None:
+        processes.begin()
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
         self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
         self.own_score = self._find_own_score()

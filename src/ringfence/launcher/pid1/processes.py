@@ -18,6 +18,8 @@ RLIMIT_RTTIME = (
 )
 CROWD = 64  # of more processes than these, only some are looked at closely
 _PF_EXITING = 0x4
+_PIDFD_THREAD = os.O_EXCL  # of a thread, not of its process: Linux 6.9
+_PAGE, _LONGEST_STATUS = 4096, 1 << 20
 _SEMAPHORE_BYTES = 64  # ipc/sem.c, struct sem: a cache line each
 
 
@@ -28,9 +30,78 @@ def send(pid: int, signum: int) -> None:
         pass  # gone, or another user's, whose own agent looks after it
 
 
+def begin() -> None:
+    """Find out whether the numbers in /proc are those of our own PID namespace.
+
+    A borrowed /proc, see `build`, has the numbers of a PID namespace above.
+    """
+    global _depth
+    _depth = 0
+    if os.readlink("/proc/self") != str(os.getpid()):
+        _depth = len(_numbers("self"))
+        if not _depth:
+            raise OSError(errno.EIO, "the kernel does not tell NSpid", "/proc/self/status")
+
+
+_depth = 0  # of our PID namespace below that of a borrowed /proc, and one more; 0: it is our own
+
+
 def pids() -> list[int]:
-    ours = ("1", str(os.getpid()))
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name not in ours]
+    ours = (1, os.getpid())
+    shown = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = map(inner, shown) if _depth else shown
+    return [pid for pid in found if pid and pid not in ours]
+
+
+def inner(number: int) -> int:
+    """Translate a number in /proc to ours; 0 for a process of another PID namespace."""
+    if not _depth:
+        return number
+    numbers = _numbers(str(number))
+    # Processes of sandboxes beside us have as many numbers: only the way back tells them from ours.
+    if len(numbers) != _depth or _shown(pid := int(numbers[-1])) != number:
+        return 0
+    return pid
+
+
+def directory(pid: int) -> str:
+    """The directory in /proc of a process, or of a thread that the kernel can name; none has 0."""
+    return f"/proc/{_shown(pid) if _depth else pid}"
+
+
+def _shown(pid: int) -> int:
+    """The number that a process or thread of our PID namespace has in a borrowed /proc; 0 when it is gone.
+
+    Raises:
+        OSError: EINVAL: before Linux 6.9, of a thread that is not the first of its process.
+
+    Source: pidfd_open(2); proc(5), fdinfo.
+    """
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return 0
+    except OSError as exc:
+        # Linux 6.9 says ENOENT, or here EINVAL, of a thread that leads no process.
+        if exc.errno not in (errno.EINVAL, errno.ENOENT):
+            raise
+        fd = os.pidfd_open(pid, _PIDFD_THREAD)
+    try:
+        number = read(f"/proc/self/fdinfo/{fd}").partition(b"\nPid:")[2].split(None, 1)[0]
+    finally:
+        os.close(fd)
+    return max(0, int(number))  # -1: it has just ended
+
+
+def _numbers(name: str) -> list[bytes]:
+    """The numbers of a process from the PID namespace of /proc down to its own: proc(5), NSpid."""
+    path, heading = f"/proc/{name}/status", b"\nNSpid:"
+    # Behind its groups, of which there may be 65,536.
+    for most in (_PAGE, _LONGEST_STATUS):
+        _, found, rest = read(path, most).partition(heading)
+        if found and b"\n" in rest:
+            return rest.partition(b"\n")[0].split()
+    return []
 
 
 def set_tag(key: int, tag: int) -> None:
@@ -54,14 +125,14 @@ def tag_of(pid: int) -> int:
         return 0
 
 
-def read(path: str) -> bytes:
+def read(path: str, most: int = _PAGE) -> bytes:
     """The first page of a file of /proc; empty when it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.read(fd, 4096)
+        return os.read(fd, most)
     except OSError:
         return b""
     finally:
@@ -70,7 +141,7 @@ def read(path: str) -> bytes:
 
 def _stat_fields(pid: int) -> list[bytes]:
     """/proc/PID/stat from the state on: the name before it may contain anything, even ")"."""
-    return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return read(f"{directory(pid)}/stat").rpartition(b")")[2].split()
 
 
 def state(pid: int) -> str:
@@ -90,7 +161,7 @@ def is_exiting(pid: int) -> bool:
     Source: proc(5), stat, flags; PF_EXITING in include/linux/sched.h.
     """
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{directory(pid)}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         return exc.errno == errno.ENOENT
     try:
@@ -109,28 +180,28 @@ def cpu_ticks(pid: int) -> int:
 
 def resident_bytes(pid: int, *, shared: bool = False) -> int:
     """All, or what of it is mapped from files and shared memory: proc(5), statm."""
-    fields = read(f"/proc/{pid}/statm").split()
+    fields = read(f"{directory(pid)}/statm").split()
     return int(fields[1 + shared]) * resource.getpagesize() if len(fields) > 2 else 0
 
 
 def threads(pid: int) -> int:
     """How many it has, by the links of the directory that has one for each; 0 when it has ended."""
     try:
-        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+        return os.stat(f"{directory(pid)}/task").st_nlink - 2
     except OSError:
         return 0
 
 
 def open_files(pid: int) -> Iterator[os.stat_result]:
     """Of a process; none when it has ended, or lets nobody look."""
-    directory = f"/proc/{pid}/fd"
+    place = f"{directory(pid)}/fd"
     try:
-        names = os.listdir(directory)
+        names = os.listdir(place)
     except OSError:
         return
     for name in names:
         try:
-            yield os.stat(f"{directory}/{name}")
+            yield os.stat(f"{place}/{name}")
         except OSError:
             continue
 
@@ -141,10 +212,10 @@ def own_bytes(pid: int) -> int:
     Files of the host are left out, as the kernel can drop them; those of the sandbox are counted
     apart. A process that forbids this closer look is charged with all its pages.
     """
-    wanted = (b"Pss_Anon:", b"Pss_Shmem:")
-    found = _sum_kib(read(f"/proc/{pid}/smaps_rollup"), wanted)
+    wanted, place = (b"Pss_Anon:", b"Pss_Shmem:"), directory(pid)
+    found = _sum_kib(read(f"{place}/smaps_rollup"), wanted)
     if found is None:
-        found = _sum_kib(read(f"/proc/{pid}/status"), (b"RssAnon:", b"RssShmem:"))
+        found = _sum_kib(read(f"{place}/status"), (b"RssAnon:", b"RssShmem:"))
     return found or 0
 
 

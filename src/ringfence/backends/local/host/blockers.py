@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .mountinfo import MountLine, read_text
+from .mountinfo import masks_in, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ def _is_refusal_of_a_call(text: str) -> bool:
 def _masked_proc(text: str) -> Blocker | None:
     if "proc" not in text:
         return None
-    lines = (MountLine(line) for line in _read("/proc/self/mountinfo").splitlines())
-    covers = sorted({each.target for each in lines if each.target.startswith("/proc/")})
+    covers = masks_in(_read("/proc/self/mountinfo").splitlines())
     if not covers:
         return None
     return Blocker(

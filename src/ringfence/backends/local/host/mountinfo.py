@@ -35,6 +35,38 @@ def kind_at(path: str) -> str:
     return found
 
 
+# Directories of /proc that are always empty: what is mounted there hides nothing.
+_HIDES_NOTHING = ("/proc/sys/fs/binfmt_misc", "/proc/fs/nfsd", "/proc/openprom")
+
+
+def masks_of_proc() -> tuple[str, ...]:
+    """List the mounts below /proc for which the kernel refuses a new one in a user namespace; empty: none.
+
+    One whole and writable /proc anywhere is enough for it, as LXC has. Source: fs/namespace.c,
+    mnt_already_visible.
+    """
+    if not _masks:
+        try:
+            _masks.append(masks_in(read_text("/proc/self/mountinfo").splitlines()))
+        except OSError:
+            _masks.append(())
+    return _masks[0]
+
+
+_masks: list[tuple[str, ...]] = []  # asked for with every start that may do without a new /proc
+
+
+def masks_in(lines: list[str]) -> tuple[str, ...]:
+    """List those of a mount table."""
+    mounts = [(line.split(" ", 4), MountLine(line)) for line in lines]
+    hidden = {fields[1] for fields, on in mounts if on.target not in _HIDES_NOTHING}
+    for fields, on in mounts:
+        is_whole = on.kind == "proc" and fields[3] == "/" and fields[0] not in hidden
+        if is_whole and "rw" in on.options:
+            return ()
+    return tuple(sorted({on.target for _, on in mounts if on.target.startswith("/proc/")}))
+
+
 def read_text(path: str) -> str:
     """A whole file of /proc or /sys."""
     with open(path, encoding="utf-8", errors="replace") as file:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 from ....errors import ExecError, InvalidRequest, LifecycleError
 from ....launcher import wire
+from ....model.capabilities import NAMESPACES
 from ....model.limits import Limits
 from ....model.net.network import NetworkPolicy
 from ....model.spec import SandboxSpec
@@ -258,5 +259,6 @@ def plain(spec: SandboxSpec) -> SandboxSpec:
         user=spec.user,
         python_env=spec.python_env,
         image=spec.image,
-        allow_degraded=("*",),  # judged at the claim, against what is asked for then
+        # Judged at the claim, against what is asked for then; but this one has to be there before.
+        allow_degraded=("*", *({NAMESPACES} & {*spec.allow_degraded})),
     )
