@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 
 from ringfence.backends.local.host import mountinfo
+from ringfence.linux import libc
 from tests.features import require
 from tests.native import masked
 
 pytestmark = pytest.mark.full
 
+REFUSING = Path(__file__).parent / "refusing.py"
 WORK = Path(__file__).parent / "masked_work.py"
 
 
@@ -74,6 +78,19 @@ def test_processes_of_a_sandbox_and_no_others_are_counted_and_ended(found: dict[
 
 def test_running_processes_are_not_copied(found: dict[str, Any]) -> None:
     assert "processes have other numbers" in found["fork"]
+
+
+def test_podmans_filter_leaves_the_name() -> None:
+    """It refuses sethostname(2) and, by its text, setns(2) without CAP_SYS_ADMIN in the container."""
+    calls = ",".join(str(libc.number(name)) for name in ("sethostname", "setns"))
+    command = [sys.executable, str(REFUSING), str(errno.EPERM), calls]
+    command += [sys.executable, "-m", "ringfence", "run"]
+    plain, anywhere = (run(*command, *each, "--", "hostname") for each in ([], ["--anywhere"]))
+
+    assert 125 == plain.returncode
+    assert "seccomp=unconfined" in plain.stderr
+    assert f"{os.uname().nodename}\n" == anywhere.stdout
+    assert "with the /proc of this container" in anywhere.stderr
 
 
 def test_it_passes_the_suite() -> None:

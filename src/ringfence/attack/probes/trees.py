@@ -222,7 +222,7 @@ def census() -> None:
     """
     own = _tag("self")
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in (1, os.getppid(), os.getpid()):
+        if not name.isdigit() or (pid := _number_here(name)) in (0, 1, os.getppid(), os.getpid()):
             continue
         if own > 1 << 60 and _tag(name) >> 20 != own >> 20:
             continue
@@ -233,7 +233,24 @@ def census() -> None:
                 words = file.read().replace("\0", " ")
         except OSError:
             continue  # it ended while we looked
-        print(name, state, ascii(words[-60:]))
+        print(pid, state, ascii(words[-60:]))
+
+
+def _number_here(name: str) -> int:
+    """The number of a process in our PID namespace, where /proc is of one above; 0 for others'."""
+    if os.readlink("/proc/self") == str(os.getpid()):
+        return int(name)
+    try:
+        with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
+            pid = int(file.read().partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
+        fd = os.pidfd_open(pid)
+    except (OSError, IndexError):
+        return 0
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            return pid if f"\nPid:\t{name}\n" in file.read() else 0
+    finally:
+        os.close(fd)
 
 
 def _tag(pid: str) -> int:

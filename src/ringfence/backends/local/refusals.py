@@ -75,6 +75,8 @@ def is_of_the_host(exc: Refused) -> bool:
     step = (exc.strerror or str(exc)).partition(":")[0]
     if step == "create":
         return exc.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.ENOSYS)
+    if step == "lock down":
+        return exc.errno == errno.EPERM and "sethostname" in str(exc)
     return exc.errno == errno.EPERM and step in ("proc", "pivot_root", "root", "unshare")
 
 

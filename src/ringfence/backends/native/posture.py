@@ -75,7 +75,9 @@ class NativeReader(ProcessReader, MountReader):
         own = _NAMESPACES.items()
         shared = [name for name, short in own if not self.seen.has_own_namespace(short)]
         if not shared and self.seen.borrows_proc:
-            return degraded(f"its own, with the caller's /proc: {BORROWED}", UNMASK)
+            name = self.seen.inside("/proc/sys/kernel/hostname").strip()
+            shows = "" if name == self.sandbox.lockdown["hostname"] else f"; its name is {name!r}"
+            return degraded(f"its own, with the caller's /proc: {BORROWED}{shows}", UNMASK)
         return self.of_namespaces(shared, list(_NAMESPACES))
 
     def host_identity(self) -> Verdict:

@@ -96,6 +96,7 @@ def _is_refusal_of_a_call(text: str) -> bool:
         "move_mount",
         "pivot_root",
         "setns",
+        "sethostname",
     )
     return any(call in text for call in calls)
 
