@@ -199,3 +199,34 @@ def test_each_setting_of_the_engine(
         else ""
     )
     assert told in anywhere if told else not anywhere
+
+
+BESIDE_MASKS = """
+import json, os
+from ringfence import SandboxSpec, SessionManager
+from ringfence.errors import BackendUnavailable
+found = {}
+def taken(backends, **options):
+    with SessionManager(backends=backends, state_dir=os.environ['HOME'] + '/state') as manager:
+        try:
+            with manager.acquire(SandboxSpec(**options), client_id='one') as lease:
+                weak = {p.name: p.why for p in lease.sandbox.protections() if p.status != 'enforced'}
+                return lease.session.backend, lease.sandbox.exec(['echo', 'hi']).text, weak
+        except BackendUnavailable as exc:
+            return str(exc), '', {}
+both = ('native', 'landlock')
+found['plain'] = taken(both)
+found['alone'] = taken(('native',))
+found['allowed'] = taken(both, allow_degraded=('namespaces',))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_server_shows_the_containers_proc_to_who_allows_it(engine: list[str], user: int) -> None:
+    found = run(engine, user, "-c", BESIDE_MASKS, settings=(SECCOMP,))
+
+    assert ["landlock", "hi\n"] == found["plain"][:2]
+    assert "no new /proc beside masked paths" in found["alone"][0]
+    assert ["native", "hi\n"] == found["allowed"][:2]
+    assert "command lines" in found["allowed"][2]["namespaces"]

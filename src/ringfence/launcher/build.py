@@ -192,8 +192,9 @@ def _borrow_proc(limits: dict[str, bool]) -> tuple[int, int]:
     oom_score_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     # The masks come along: the kernel copies no tree without the locked mounts in it.
     proc = mounts.open_tree("/proc")
-    read_only = mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NOEXEC
-    mounts.mount_setattr(proc, read_only)
+    # Nor is a device in it one: what the null device masks there cannot be opened at all.
+    flags = mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV | mounts.MOUNT_ATTR_NOEXEC
+    mounts.mount_setattr(proc, mounts.MOUNT_ATTR_RDONLY | flags)
     return oom_score_fd, proc
 
 
