@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -67,6 +68,9 @@ time.sleep(60)
 """
 
 
+NODE = "kept = 1; require('child_process').execSync('sleep 7395')"
+
+
 def refusals(found: dict[str, Any]) -> Sandbox:
     """What is said where the lack was not allowed, and where it was; a sandbox with it."""
     try:
@@ -91,6 +95,9 @@ def programs(sandbox: Sandbox, caller: int, found: dict[str, Any]) -> None:
     found["own"] = ran.exit_code, ran.stderr_text
     with sandbox.context("bash") as bash:
         found["bash"] = bash.run("cd /; echo $PWD").stdout.strip()
+    if shutil.which("node"):
+        with sandbox.context("node") as node:
+            found["node"] = node.run(NODE, timeout_s=1).timed_out, node.run("kept").text
 
 
 def endings(sandbox: Sandbox, caller: subprocess.Popen[bytes], found: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ def test_nothing_behind_other_processes_is_reached(found: dict[str, Any]) -> Non
 def test_programs_find_their_own(found: dict[str, Any]) -> None:
     assert [0, ""] == found["own"]
     assert "/" == found["bash"]
+    assert [True, "1"] == found.get("node", [True, "1"])  # what its cell waits for is interrupted
 
 
 def test_processes_of_a_sandbox_and_no_others_are_counted_and_ended(found: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ function interruptChildren() {  // not all kernels list a process's children
   }
   reached.delete(own);
   for (const pid of reached) try {
-    const ids = /^NSpid:\t(?:.*\t)?(\d+)$/m.exec(fs.readFileSync('/proc/' + pid + '/status', 'latin1'));
+    const ids = /^NSpid:.*[^0-9]([0-9]+)$/m.exec(fs.readFileSync('/proc/' + pid + '/status', 'latin1'));
     process.kill(Number(ids ? ids[1] : pid), 'SIGINT');
   } catch {}
 }
