@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -200,8 +201,7 @@ async def logs(call: Call) -> Response:
     return JSONResponse({"logs": await call.call(read)})
 
 
-def _shown(call: Call, template: TemplateRecord) -> dict[str, Any]:
-    builds = _templates(call).records.builds(template.id)
+def _shown(template: TemplateRecord, builds: Sequence[BuildRecord]) -> dict[str, Any]:
     newest = builds[-1] if builds else None
     request = json.loads(newest.request) if newest else {}
     limits = request.get("base", {}).get("limits") or request.get("limits") or {}
@@ -228,10 +228,7 @@ def _shown(call: Call, template: TemplateRecord) -> dict[str, Any]:
 
 def own(call: Call) -> list[dict[str, Any]]:
     """The caller's templates, and public ones."""
-    templates = _templates(call)
-    views = templates.list(call.caller.sees)
-    found = [templates.records.get(each.id) for each in views]
-    return [_shown(call, each) for each in found if each is not None]
+    return [_shown(*each) for each in _templates(call).every(call.caller.sees)]
 
 
 async def get(call: Call) -> Response:
@@ -239,6 +236,7 @@ async def get(call: Call) -> Response:
 
     def read() -> dict[str, Any]:
         template = _find(call)
+        every = _templates(call).records.builds(template.id)
         builds = [
             {
                 "buildID": each.id,
@@ -249,9 +247,9 @@ async def get(call: Call) -> Response:
                 "cpuCount": 1,
                 "memoryMB": 0,
             }
-            for each in _templates(call).records.builds(template.id)
+            for each in every
         ]
-        return {**_shown(call, template), "builds": builds}
+        return {**_shown(template, every), "builds": builds}
 
     return JSONResponse(await call.call(read))
 
@@ -260,9 +258,12 @@ async def alias(call: Call) -> Response:
     text = call.params["alias"]
     if call.shared.settings.spec_of(text) is not None:
         return JSONResponse({"templateID": text, "public": True})
-    call.params["template_id"] = text
-    template = await call.call(_find, call, is_mine=False)
-    return JSONResponse({"templateID": template.id, "public": bool(template.public)})
+    try:
+        look = _templates(call).look
+        view = await call.call(look, split_name(text)[0], call.caller.sees)
+    except (NotFound, ApiError):
+        raise ApiError(404, f"template '{text[:200]}' not found") from None
+    return JSONResponse({"templateID": view.id, "public": view.public})
 
 
 # -- changing --------------------------------------------------------------------------------------
@@ -339,6 +340,14 @@ def _given_tags(form: dict[str, Any]) -> list[str]:
 _TEMPLATE = "/templates/{template_id}"
 _BUILD = f"{_TEMPLATE}/builds/{{build_id}}"
 FILES = Route("PUT", f"{_TEMPLATE}/files/{{hash}}", put_files, is_stream=True)
+
+
+def is_upload(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a request puts files where a signed URL says, for which no key is sent."""
+    is_put = method == "PUT" and FILES.pattern.match(path)
+    return bool(is_put) and "x-api-key" not in headers
+
+
 ROUTES = [
     Route("POST", "/v3/templates", request_build),
     Route("POST", f"/v2{_BUILD}", begin),

@@ -1,7 +1,8 @@
 """A store of snapshots that outlives the machine: a directory that machines share, or S3, by fsspec.
 
 Each snapshot is a directory `ID` with the files of the catalogue and `manifest.json`, which is written
-last and names them with size and SHA-256, and the owner. It carries a MAC by the cluster's secret: a
+last and names them with size and SHA-256, and the owner. It carries a MAC by the cluster's secret, as
+forms do that others keep beside them, such as templates: a
 program that may write to the store, and has not the secret, can remove a snapshot and cannot change
 one, nor give it to another owner. `under/LOWER/ID` says that ID lies over LOWER, which is kept for as long.
 """
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 
-from ..errors import BackendUnavailable, IoError, SnapshotCorrupt
+from ..errors import BackendUnavailable, IoError, SnapshotCorrupt, TooLarge
 from ..model.base.ids import check_id
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ _MANIFEST, _UNDER = "manifest.json", "under"
 _DESCRIPTION, _DELETED = "snapshot.json", "deleted.json"
 _FILES = (_DESCRIPTION, "content.tar", "memory.img")
 _MOST_MANIFEST = 1 << 20
+_SNAPSHOT, _FORM = b"snapshot", b"form"
 _CHUNK = 1 << 20
 
 
@@ -125,6 +127,59 @@ class SharedSnapshots:
                 if below is not None and below["record"] is None and not self._is_under(each):
                     self.remove(each)
 
+    # -- forms beside the snapshots ---------------------------------------------------------------
+
+    def write(self, form: Form, *path: str) -> None:
+        """Write a form under a MAC, with where it belongs.
+
+        Args:
+            path: Where; it must not be where snapshots are.
+
+        Raises:
+            TooLarge: The form is.
+        """
+        whole = {**form, "at": [*path]}
+        text = json.dumps({**whole, "mac": self._mac(whole, _FORM)}).encode()
+        if len(text) > _MOST_MANIFEST:
+            raise TooLarge(f"{'/'.join(path)} is larger than {_MOST_MANIFEST} bytes")
+        with self._told():
+            self._fs.makedirs(self._path(*path[:-1]), exist_ok=True)
+            # Readers must not find half of it.
+            beside = self._path(*path[:-1], f".{path[-1]}.{os.urandom(4).hex()}")
+            self._fs.pipe_file(beside, text)
+            self._fs.mv(beside, self._path(*path))
+
+    def read(self, *path: str) -> Form | None:
+        """Read a form; None where there is none.
+
+        Raises:
+            SnapshotCorrupt: It was not written there by this cluster.
+        """
+        with self._told():
+            text = self._text(self._path(*path))
+        if text is None:
+            return None
+        form = self._opened(text, _FORM)
+        if form is None or form["at"] != [*path]:
+            raise _changed("/".join(path))
+        return form
+
+    def names(self, *path: str) -> list[str]:
+        """List the names of forms and places below a place."""
+        with self._told():
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._path(*path), detail=False)
+            except FileNotFoundError:
+                return []
+        names = (str(each).rstrip("/").rpartition("/")[2] for each in found)
+        return sorted(each for each in names if not each.startswith("."))
+
+    def forget(self, *path: str) -> None:
+        """Remove a form."""
+        with self._told(), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(*path))
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _is_under(self, snapshot_id: str) -> bool:
@@ -145,31 +200,38 @@ class SharedSnapshots:
             hint = "look at the store; nothing was changed here"
             raise IoError(f"snapshot_store {self._url}: {exc}", hint=hint) from exc
 
-    def _mac(self, form: Form) -> str:
+    def _mac(self, form: Form, kind: bytes = _SNAPSHOT) -> str:
         text = json.dumps({k: v for k, v in form.items() if k != "mac"}, sort_keys=True)
-        return hmac.new(self._secret, b"snapshot\n" + text.encode(), "sha256").hexdigest()
+        return hmac.new(self._secret, kind + b"\n" + text.encode(), "sha256").hexdigest()
+
+    def _opened(self, text: bytes, kind: bytes = _SNAPSHOT) -> Form | None:
+        """Return the form in a text; None where this cluster has not written it."""
+        try:
+            form: Form = json.loads(text)
+            is_ours = hmac.compare_digest(form.get("mac", ""), self._mac(form, kind))
+        except (ValueError, AttributeError, TypeError):
+            return None
+        return form if is_ours and len(text) <= _MOST_MANIFEST else None
+
+    def _text(self, path: str) -> bytes | None:
+        try:
+            with self._fs.open(path, "rb") as file:
+                text: bytes = file.read(_MOST_MANIFEST + 1)
+                return text
+        except FileNotFoundError:
+            return None
 
     def _write_manifest(self, form: Form) -> None:
         text = json.dumps({**form, "mac": self._mac(form)}).encode()
         self._fs.pipe_file(self._path(form["id"], _MANIFEST), text)
 
     def _manifest(self, snapshot_id: str) -> Form | None:
-        path = self._path(check_id(snapshot_id, "snapshot_id"), _MANIFEST)
-        try:
-            with self._fs.open(path, "rb") as file:
-                text = file.read(_MOST_MANIFEST + 1)
-        except FileNotFoundError:
+        text = self._text(self._path(check_id(snapshot_id, "snapshot_id"), _MANIFEST))
+        if text is None:
             return None
-        try:
-            form: Form = json.loads(text)
-            is_ours = hmac.compare_digest(form.get("mac", ""), self._mac(form))
-        except (ValueError, AttributeError, TypeError):
-            is_ours = False
-        if len(text) > _MOST_MANIFEST or not is_ours or form["id"] != snapshot_id:
-            raise SnapshotCorrupt(
-                f"{snapshot_id}: its manifest in the store was changed, or is another cluster's",
-                hint="delete it in the store",
-            )
+        form = self._opened(text)
+        if form is None or form["id"] != snapshot_id:
+            raise _changed(snapshot_id)
         return form
 
     def _send(self, path: str, target: str) -> list[Any]:
@@ -217,6 +279,13 @@ class SharedSnapshots:
             raise SnapshotCorrupt(f"{source} is not what was stored", hint="delete it in the store")
         if target.endswith("memory.img"):
             os.chmod(target, 0o444)
+
+
+def _changed(name: str) -> SnapshotCorrupt:
+    return SnapshotCorrupt(
+        f"{name}: its manifest in the store was changed, or is another cluster's",
+        hint="delete it in the store",
+    )
 
 
 def _description_of(place: str) -> str:

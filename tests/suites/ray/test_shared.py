@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.errors import BackendUnavailable, SnapshotCorrupt
+from ringfence.errors import BackendUnavailable, RingfenceError, SnapshotCorrupt
 from ringfence.model.spec import SandboxSpec
+from ringfence.model.template import TemplateRequest, TemplateStep
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
 from ringfence.snapshots.catalogue import Catalogue
 from ringfence.snapshots.shared import SharedSnapshots
 
@@ -121,3 +129,119 @@ def test_a_store_that_cannot_be_had_says_what_it_needs() -> None:
         SharedSnapshots("s3://bucket/snapshots", SECRET)
     with pytest.raises(BackendUnavailable, match="no-such"):
         SharedSnapshots("no-such://bucket", SECRET)
+
+
+@pytest.fixture
+def nodes(store: SharedSnapshots, tmp_path: Path) -> Iterator[list[SessionManager]]:
+    """Two servers with one store, as nodes of a cluster."""
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                SessionManager(config, state_dir=str(tmp_path / name), shared=store)
+            )
+            for name in ("first", "second")
+        ]
+
+
+def _built(manager: SessionManager, name: str, script: str) -> str:
+    """The id of a template of `ann`, once it is ready."""
+    ended = threading.Event()
+    stop = manager.templates.listen(ended.set)
+    steps = (TemplateStep(run=("sh", "-c", script)),)
+    made = manager.templates.begin(TemplateRequest(name=name, steps=steps), "ann")
+    while (view := manager.templates.view(made.id)).status not in ("ready", "failed"):
+        ended.wait(30)
+        ended.clear()
+    stop()
+    assert "ready" == view.status, view.error
+    return made.id
+
+
+def _read(manager: SessionManager, template: str, client: str = "ann") -> str:
+    """What a new sandbox of a template finds in its file."""
+    spec = SandboxSpec(template=template)
+    with manager.acquire(spec, client_id=client) as lease:
+        return lease.sandbox.exec(["sh", "-c", "cat ~/built"]).stdout_text
+
+
+def test_a_template_is_every_nodes_and_goes_everywhere(
+    nodes: list[SessionManager], store: SharedSnapshots
+) -> None:
+    first, second = nodes
+    made = _built(first, "app", "echo one > ~/built")
+
+    assert "one\n" == _read(second, "app") == _read(second, made)
+    assert [made] == [each.id for each in second.templates.list("ann")]
+    assert [] == second.templates.list("bob")
+    assert made == _built(first, "app", "echo two > ~/built")
+    assert "two\n" == _read(second, "app")  # none keeps what it meant before
+    with pytest.raises(RingfenceError):
+        _read(second, "app", "bob")
+    first.templates.publish("app", public=True, sees="ann")
+    assert "two\n" == _read(second, "app", "bob")
+    first.templates.publish("app", public=False, sees="ann")
+    with pytest.raises(RingfenceError):
+        _read(second, "app", "bob")
+    first.templates.delete("app", "ann")
+    assert [] == second.templates.list("ann")
+    assert [] == store.names("templates", "public")
+    with pytest.raises(RingfenceError):
+        _read(second, "app")
+
+
+def test_a_lost_nodes_template_is_taken_over_by_what_changes_it(
+    nodes: list[SessionManager], store: SharedSnapshots, tmp_path: Path
+) -> None:
+    first, second = nodes
+    kept, gone = (_built(first, each, "echo one > ~/built") for each in ("kept", "gone"))
+    first.close()
+
+    second.templates.delete(gone, "ann")
+    log = []
+    stop = second.templates.listen(lambda: log.append(1))
+    again = _built(second, "kept", "echo one > ~/built")
+    stop()
+    assert kept != again
+    assert [again] == [each.id for each in second.templates.list("ann")]
+    build = second.templates.build_of(second.templates.find("kept", "ann"))
+    with open(second.templates.places.log(build.id)) as file:
+        assert "cached" in file.read()
+    second.templates.delete("kept", "ann")
+    assert [] == [*(tmp_path / "store").glob("snap-*")]
+
+
+def test_a_changed_form_opens_nothing(
+    nodes: list[SessionManager], store: SharedSnapshots, tmp_path: Path
+) -> None:
+    """Neither may one be put where another owner's are."""
+    first, second = nodes
+    _built(first, "app", "echo one > ~/built")
+    (path,) = (tmp_path / "store" / "templates").glob("*/app")
+    text = path.read_text()
+    path.write_text(text.replace("ann", "bob"))
+    with pytest.raises(SnapshotCorrupt, match="app"):
+        _read(second, "app")
+    path.write_text(text)
+    bobs = path.parent.with_name(hashlib.sha256(b"bob").hexdigest()[:32])
+    shutil.copytree(path.parent, bobs)
+    with pytest.raises(SnapshotCorrupt, match="app"):
+        _read(second, "app", "bob")
+    assert "one\n" == _read(second, "app")
+    for name in ("../../outside", "..", "app/../app"):
+        assert second.templates.resolve(name, "ann") is None
+
+
+def test_a_restart_leaves_what_other_nodes_have_built(
+    nodes: list[SessionManager], store: SharedSnapshots, tmp_path: Path
+) -> None:
+    """A layer that was fetched is no orphan of a build that was killed."""
+    first, second = nodes
+    _built(first, "app", "echo one > ~/built")
+    assert "one\n" == _read(second, "app")
+    second.close()
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    for name in ("second", "third"):
+        place = str(tmp_path / name)
+        with SessionManager(config, state_dir=place, shared=store) as again:
+            assert "one\n" == _read(again, "app")

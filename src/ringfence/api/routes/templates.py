@@ -76,12 +76,8 @@ async def list_(service: TheService, caller: TheCaller) -> Response:
 @router.get("/{template}", response_model=View)
 async def get(template: AnyName, service: TheService, caller: TheCaller) -> Response:
     """A template, and how its newest build stands."""
-    templates = service.manager.templates
-
-    def found() -> TemplateView:
-        return templates.view(templates.find(template, caller.sees).id)
-
-    return answer(await service.thread_pools.call(found))
+    look = service.manager.templates.look
+    return answer(await service.thread_pools.call(look, template, caller.sees))
 
 
 @router.patch("/{template}", response_model=View)

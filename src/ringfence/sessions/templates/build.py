@@ -11,7 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from ...errors import ExecError, InvalidRequest, LifecycleError, RingfenceError, TimeoutExceeded
+from ...errors import (
+    ExecError,
+    InvalidRequest,
+    LifecycleError,
+    RingfenceError,
+    SnapshotNotFound,
+    TimeoutExceeded,
+)
 from ...images.store import ImageStore
 from ...model.acquire import AcquireOptions
 from ...model.base.checks import FrozenMap
@@ -19,6 +26,7 @@ from ...model.client_session import SessionTimeouts
 from ...model.spec import SandboxSpec
 from ...model.template import TemplateRequest, TemplateStep
 from ...store.templates import BUILDING, FAILED, READY, LayerRecord
+from .. import snapshots
 from ..catalogue.records import spec_text
 from ..keys import digest
 from ..parts import Manager
@@ -199,7 +207,9 @@ class Build:
         layer = records.layer(self.owner, key)
         if layer is None:
             return None
-        if self._manager.store.snapshot(layer.snapshot) is None:
+        try:
+            snapshots.need(self._manager, layer.snapshot, None)
+        except SnapshotNotFound:
             records.remove_layer(layer.snapshot)
             return None
         records.touch_layer(self.owner, key, time.time())

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 
 from ...errors import (
     InvalidRequest,
@@ -18,7 +19,6 @@ from ...errors import (
     RingfenceError,
     SnapshotNotFound,
 )
-from ...model.base.checks import FrozenMap
 from ...model.base.ids import new_id
 from ...model.spec import SandboxSpec
 from ...model.template import DEFAULT_TAG, TemplateRequest, TemplateView
@@ -38,6 +38,7 @@ from . import steps
 from .build import LABEL, Build, client_of
 from .built import Built
 from .places import Log, Places, Upload
+from .shared import SharedTemplates, Stored, view_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Templates:
         self.manager, self.records = manager, manager.store.templates
         self.bounds, self.places = manager.config.templates, Places(manager.store.directory)
         self.index_url = self.bounds.index_url or os.environ.get("PIP_INDEX_URL") or steps.PYPI
+        self._shared = SharedTemplates(manager.shared, self.records) if manager.shared else None
         self.changed = threading.Condition()
         self._waiting: list[tuple[str, str]] = []  # ids of owner and build
         self._running: dict[str, Build] = {}
@@ -88,7 +90,7 @@ class Templates:
                 self._forget(record, build)
                 raise
         if request.public != bool(record.public):
-            self.records.change(record.id, public=int(request.public))
+            self._change(record.id, public=int(request.public))
         return self.view(record.id)
 
     def _forget(self, record: TemplateRecord, build: BuildRecord) -> None:
@@ -109,6 +111,9 @@ class Templates:
         with self.manager.keys.turn(owner, "templates"):
             mine = self.records.every(owner)
             found = next((each for each in mine if each.name == name), None)
+            if found is None and self._shared is not None:
+                stored = self._shared.find(name, owner, is_mine=True)
+                found = None if stored is None else self._shared.adopt(stored, anew=True)
             if found is None:
                 if len(mine) >= self.bounds.templates:
                     raise QuotaExceeded(
@@ -211,12 +216,16 @@ class Templates:
             is_left = self._is_closed and columns["status"] == FAILED  # for the next start
         try:
             if not is_left:
+                template = self.records.get(record.template)
+                if columns["status"] == READY and template is not None:
+                    tags = {**template.tags, **dict.fromkeys(record.tags, record.id)}
+                    template = replace(template, tags=tags, updated_at=now)
+                    ended = replace(record, ended_at=now, layers=build.layers, **columns)
+                    columns = self._shown(template, ended, columns)
                 with self.manager.store.together():
                     self.records.change_build(record.id, ended_at=now, **columns)
-                    template = self.records.get(record.template)
                     if columns["status"] == READY and template is not None:
-                        tags = {**template.tags, **dict.fromkeys(record.tags, record.id)}
-                        self.records.change(template.id, tags=tags, updated_at=now)
+                        self.records.change(template.id, tags=template.tags, updated_at=now)
                 self.collect(build.owner)
         except RingfenceError as exc:
             # The next start finds the build unended.
@@ -226,6 +235,27 @@ class Templates:
                 self._running.pop(record.id, None)
                 self._next()
             self._wake()
+
+    def _shown(
+        self, template: TemplateRecord, ended: BuildRecord, columns: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Show a build to other nodes before anybody is told that it is ready; how it ended."""
+        builds = [each for each in self.records.builds(template.id) if each.id != ended.id]
+        try:
+            if self._shared is not None:
+                self._shared.put(template, [*builds, ended])
+        except RingfenceError as exc:
+            return {"status": FAILED, "error": exc.message}
+        return columns
+
+    def _change(self, template_id: str, **columns: Any) -> None:
+        """Change a template, here and for other nodes."""
+        with self.manager.keys.turn("", f"template {template_id}"):
+            template = self.records.get(template_id)
+            if template is not None and self._shared is not None:
+                changed = replace(template, **columns)
+                self._shared.put(changed, self.records.builds(template_id))
+            self.records.change(template_id, **columns)
 
     def log_of(self, build_id: str) -> Log:
         return Log(self.places.log(build_id), self.bounds.output_bytes, self._wake)
@@ -284,24 +314,7 @@ class Templates:
         record = self.records.get(template_id)
         if record is None:
             raise _missing(template_id)
-        builds = self.records.builds(template_id)
-        newest = builds[-1] if builds else BuildRecord("", template_id, RESERVED, "{}", [], 0.0)
-        return TemplateView(
-            id=record.id,
-            name=record.name,
-            owner=record.owner,
-            public=bool(record.public),
-            status=newest.status,
-            is_ready=bool(record.tags),
-            build_id=newest.id,
-            step=newest.step,
-            steps=len(json.loads(newest.request).get("steps", ())),
-            error=newest.error,
-            size_bytes=newest.size_bytes,
-            created_at=record.created_at,
-            updated_at=record.updated_at,
-            tags=FrozenMap(record.tags),
-        )
+        return view_of(record, self.records.builds(template_id))
 
     def find(self, any_name: str, sees: str | None, *, is_mine: bool = False) -> TemplateRecord:
         """A template by id or name: one's own, else a public one.
@@ -319,14 +332,44 @@ class Templates:
         mine = [each for each in every if sees in (None, each.owner, client_of(each.owner))]
         others = [] if is_mine else [each for each in every if each.public]
         if not mine and not others:
+            # A gateway sends what changes one here if this node is in the place of a lost one.
+            if (
+                is_mine
+                and self._shared
+                and (stored := self._shared.find(any_name, sees, is_mine=True))
+            ):
+                return self._shared.adopt(stored)
             raise _missing(any_name)
         return (mine or others)[0]
 
+    def look(self, any_name: str, sees: str | None) -> TemplateView:
+        """A template as `find` finds it, also one of another node.
+
+        Raises:
+            NotFound: There is none, or it is another client's.
+        """
+        try:
+            return self.view(self.find(any_name, sees).id)
+        except NotFound:
+            stored = self._shared.find(any_name, sees) if self._shared else None
+            if stored is None:
+                raise
+            return stored.view()
+
     def list(self, sees: str | None) -> list[TemplateView]:
-        """List a client's own templates and public ones, oldest first."""
-        every = self.records.every()
-        mine = [each for each in every if sees in (None, each.owner) or each.public]
-        return [self.view(each.id) for each in mine]
+        """List a client's own templates and public ones, oldest first; also those of other nodes."""
+        return [view_of(template, builds) for template, builds in self.every(sees)]
+
+    def every(self, sees: str | None) -> Sequence[tuple[TemplateRecord, Sequence[BuildRecord]]]:
+        """List templates as `list`, with their builds; of other nodes, those that tags mean."""
+        found: dict[str, tuple[TemplateRecord, Sequence[BuildRecord]]] = {
+            each.id: (each, self.records.builds(each.id))
+            for each in self.records.every()
+            if sees in (None, each.owner) or each.public
+        }
+        for stored in self._shared.every(sees) if self._shared else ():
+            found.setdefault(stored.template.id, (stored.template, stored.builds))
+        return [found[each] for each in sorted(found)]
 
     def build_of(self, template: TemplateRecord, build_id: str = "") -> BuildRecord:
         """A build of a template; the newest without an id.
@@ -347,17 +390,24 @@ class Templates:
             LifecycleError: It was not built yet.
         """
         build = self.records.build(name)
+        stored: Stored | None = None
         try:
             template = self.find(build.template if build else name, client)
         except NotFound:
-            return None
+            stored = self._shared.find(name, client) if self._shared else None
+            if stored is None:
+                return None
+            template = stored.template
+        builds = stored.builds if stored else self.records.builds(template.id)
+        known = {each.id: each for each in builds}
+        build = known.get(name)
         if build is None:
             # A name without a tag means the newest build where none has the default tag.
             meant = [template.tags[tag]] if tag in template.tags else []
             meant = meant or ([*template.tags.values()] if tag == DEFAULT_TAG else [])
             if not meant and tag != DEFAULT_TAG:
                 return None
-            build = self.records.build(meant[-1]) if meant else None
+            build = known.get(meant[-1]) if meant else None
         if build is None or build.status != READY:
             newest = self.view(template.id)
             why = f"template {template.name!r} is not built: {newest.status}"
@@ -390,6 +440,8 @@ class Templates:
             build.join()
         own = {each for build in self.records.builds(template.id) for each in build.layers}
         own &= {each.snapshot for each in self.records.layers(template.owner)}
+        if self._shared is not None:
+            self._shared.remove(template)
         self.records.remove(template.id)
         for build_id in ids:
             self.places.remove_log(build_id)
@@ -399,14 +451,14 @@ class Templates:
     def publish(self, any_name: str, *, public: bool, sees: str | None) -> TemplateView:
         """Let every client use a template, or its owner alone."""
         template = self.find(any_name, sees, is_mine=True)
-        self.records.change(template.id, public=int(public))
+        self._change(template.id, public=int(public))
         return self.view(template.id)
 
     def tag(self, template: TemplateRecord, build_id: str, tags: Sequence[str]) -> None:
         """Let tags mean a build that is ready; with an empty id, nothing."""
         left = {key: value for key, value in template.tags.items() if key not in tags}
         more = dict.fromkeys(tags, build_id) if build_id else {}
-        self.records.change(template.id, tags={**left, **more}, updated_at=time.time())
+        self._change(template.id, tags={**left, **more}, updated_at=time.time())
 
     def _forget_old(self, template: TemplateRecord) -> None:
         """Forget builds of a template that are many and that nothing means any more."""
@@ -417,8 +469,8 @@ class Templates:
                 self.places.remove_log(each.id)
 
     def _needed(self, owner: str | None) -> set[str]:
-        """The layers of builds that a tag means, and of those that have not ended."""
-        needed: set[str] = set()
+        """The layers of builds that a tag means, also on other nodes, and of those that have not ended."""
+        needed = self._shared.layers(owner) if self._shared else set()
         for template in self.records.every(owner):
             for build in self.records.builds(template.id):
                 if build.id in template.tags.values() or build.status in (WAITING, BUILDING):
