@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,20 +20,28 @@ from ringfence.attack.probes.kit import COPIED
 from ringfence.attack.result import HELD
 from ringfence.attack.scope import why_not
 from ringfence.backends.gvisor.backend import GvisorBackend
+from ringfence.backends.gvisor.sandbox import GvisorSandbox
+from ringfence.backends.microvm.kernel import VARIABLE
 from ringfence.client import Client
-from ringfence.errors import RingfenceError, Unsupported
+from ringfence.errors import IoError, QuotaExceeded, RingfenceError, Unsupported
+from ringfence.execs.execs import Execs
+from ringfence.execs.live_forks import LiveForks as LiveExecs
+from ringfence.model.calls import make_request
 from ringfence.model.spec import STRONG, SandboxSpec
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
 from ringfence.testing.conformance.live_forks import LiveForks
 from tests.api.conftest import Daemon, start
-from tests.features import require
+from tests.features import guest_kernel, require
+from tests.machines import cache_dir, require_machines
 
 pytestmark = [pytest.mark.root, pytest.mark.full]
 _COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"
 _NUMBERS = "n=0; while :; do n=$((n+1)); echo $n; done"
 
 
-def _start(place: Path) -> Daemon:
-    config = {"backends": ["gvisor"], "manager": {"pool": {"enabled": False}}}
+def _start(place: Path, backend: str = "gvisor") -> Daemon:
+    config = {"backends": [backend], "manager": {"pool": {"enabled": False}}}
     place.mkdir(exist_ok=True)
     (place / "config.json").write_text(json.dumps(config))
     return start(place / "s", "--config", str(place / "config.json"))
@@ -146,6 +154,80 @@ def test_all_that_runs_goes_on(sandbox: Any) -> None:
         assert (False, "") == (files.fork_report.has_processes, files.fork_report.reason)
     counter.stdin.close()
     assert counter.wait(30).stdout.endswith(b"end\n")
+
+
+def test_a_machine_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_machines()
+    monkeypatch.setenv(VARIABLE, guest_kernel() or "")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache_dir())
+    daemon = _start(tmp_path, "microvm")
+    try:
+        with (
+            Client(f"unix:{daemon.socket}") as client,
+            client.create(tier="strong", backend="microvm") as source,
+        ):
+            counter = _counter(source)
+            (fork,) = source.fork(processes="required", labels={"is": "copy"}, network=["a.test"])
+            with fork:
+                assert b"b 2\n" == _next(fork.process(*fork.fork_report.processes), b"b\n")
+                view = client.get(fork.id)
+                hosts = view.spec.network.allowed_hosts
+                assert (("a.test",), "copy") == (hosts, view.spec.labels["is"])
+            assert b"c 2\n" == _next(counter, b"c\n")
+            assert source.id == client.get(source.id).id
+    finally:
+        daemon.stop()
+
+
+class Faulty(GvisorBackend):
+    """gVisor on a host where some restores fail."""
+
+    faults = 0
+
+    def restore(self, *args: Any, **options: Any) -> GvisorSandbox:
+        if self.faults:
+            self.faults -= 1
+            raise IoError("this restore failed")
+        return super().restore(*args, **options)
+
+
+def test_a_fork_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """The source goes on if one of two attempts to restore it succeeds, and has ended if none does."""
+    require("user namespaces")
+    require("runsc")
+    with closing(Faulty(state_dir=str(tmp_path))) as backend:
+        config = ManagerConfig(pool=PoolConfig(enabled=False))
+        with (
+            SessionManager(config, backends=(backend,)) as manager,
+            closing(Execs(manager)) as execs,
+        ):
+            source = manager.acquire(SandboxSpec(tier=STRONG), client_id="ann")
+            live = manager.index.find(source.id)
+            assert live is not None
+            run = execs.start(live, make_request(["sleep", "1000"], stream_stdin=True))
+
+            def fork(**options: Any) -> list[Any]:
+                carry = LiveExecs(execs, live.sandbox_id, "", lambda: None)
+                return manager.fork(source.id, processes="required", carry=carry, **options)
+
+            backend.faults = 1
+            (made,) = fork()
+            assert (1, 2) == (len(execs.running_of(made.session.sandbox_id)), len(manager.list()))
+            with pytest.raises(QuotaExceeded):
+                fork(most=2)
+            made.release()
+            assert run.running
+            assert source.sandbox.exec(["true"]).ok
+            assert ([source.id], []) == (
+                [each.session_id for each in manager.list()],
+                manager.snapshots(),
+            )
+            backend.faults = 2
+            with pytest.raises(IoError):
+                fork()
+            assert ("terminated", "fork") == (source.session.state, source.session.reason)
+            run.done.result(60)
+            assert ([], [], []) == (manager.list(), manager.snapshots(), backend.snapshots())
 
 
 def test_no_byte_of_output_is_lost(sandbox: Any) -> None:

@@ -66,6 +66,7 @@ except ConnectionResetError:
     print("cut", flush=True)
 """
 NO_NAME, REFUSED = 6, 7
+PLACES = ("a.test", "b.test")
 RULE = NetworkRule("a.test", "443", credential=Credential(NAME))
 
 
@@ -250,3 +251,34 @@ def _get(sandbox: Sandbox) -> None:
     result = sandbox.exec(["curl", "-sS", "https://a.test/"], timeout_s=PATIENCE_S)
     assert result.ok, result.stderr_text
     assert SECRET.encode() not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("none", "b.test"), ("a.test", "b.test"), ("a.test", "none")]
+)
+def test_a_copy_of_what_runs_has_its_own_policy_from_its_first_moment(
+    make: MakeSandbox, before: str, after: str
+) -> None:
+    """Its jail's and its kernel's tables are those of the copy, and what runs goes on under them."""
+    policies = {
+        each: _policy(each) if each != "none" else NetworkPolicy.none() for each in (before, after)
+    }
+    source = make(network=policies[before])
+    counter = source.start(
+        ["sh", "-c", "read -r line; echo $line; read -r line"], stream_stdin=True
+    )
+    (copy,) = source.fork(processes="required", network=policies[after])
+    with copy:
+        reached = [
+            each for each, code in zip(PLACES, _fetched(copy, *PLACES), strict=True) if not code
+        ]
+        assert [each for each in (after,) if each != "none"] == reached
+        process = copy.process(counter.id)
+        assert process.stdin is not None
+        process.stdin.write(b"here\n")
+        assert b"here\n" == next(iter(process.stdout))
+        assert policies[after] == copy.spec.network
+    reached = [
+        each for each, code in zip(PLACES, _fetched(source, *PLACES), strict=True) if not code
+    ]
+    assert [each for each in (before,) if each != "none"] == reached
