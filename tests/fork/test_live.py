@@ -163,8 +163,13 @@ _REFUSED = {
         "client = socket.create_connection(('127.0.0.1', 8001))"
     ),
     "full pair": "import socket; pair = socket.socketpair(); pair[0].send(b'x')",
-    "shared memory": "import mmap; shared = mmap.mmap(-1, 4096)",
-    "removed": "import os; lost = open('/tmp/lost', 'w'); os.remove('/tmp/lost')",
+    "shared memory with a name": (
+        "import mmap; named = open('/tmp/named', 'w+b'); named.truncate(4096);"
+        "shared = mmap.mmap(named.fileno(), 4096)"
+    ),
+    "much shared memory": "import mmap; shared = mmap.mmap(-1, 65 << 20)",
+    "removed": "import os; os.mkdir('/tmp/lost'); lost = os.open('/tmp/lost', 0); os.rmdir('/tmp/lost')",
+    "inotify": "import ctypes; ctypes.CDLL(None).inotify_init()",
     "lock": "import fcntl; held = open('/tmp/held', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
     "timers": "import ctypes; n = ctypes.c_void_p()\nctypes.CDLL(None).timer_create(1, None, ctypes.byref(n))",
 }
@@ -318,10 +323,10 @@ def test_a_database_is_read_on_and_opened_anew_to_write(sandbox: Sandbox) -> Non
 def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:
     context = sandbox.context()
     sandbox.fork(processes="required")[0].terminate()
-    code = "import mmap; shared = mmap.mmap(-1, 4096); print('ready', flush=True); input()"
+    code = "import ctypes; ctypes.CDLL(None).inotify_init(); print('ready', flush=True); input()"
     process = sandbox.start(["python3", "-c", code], stream_stdin=True)
     assert b"ready\n" == next(iter(process.stdout))
-    with pytest.raises(Unsupported, match=r"shares memory: .* \(python3\)"):
+    with pytest.raises(Unsupported, match=r"inotify \(python3\)"):
         sandbox.fork(processes="required")
     (fork,) = sandbox.fork()
     with fork:
@@ -329,7 +334,7 @@ def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> Non
         assert report is not None
         assert (context.id,) == report.contexts
         assert (f"{process.id} (python3)",) == report.left_out
-        assert "shares memory" in report.reason
+        assert "inotify" in report.reason
         with pytest.raises(ExecNotFound):
             fork.process(process.id)
     process.kill()

@@ -42,6 +42,24 @@ child = subprocess.Popen(['sh', '-c', 'sleep 1000 & echo $! $$; exec cat'], stdo
 child.stdout.readline()
 """
 
+_SHARED = """
+import mmap
+shared, value = mmap.mmap(-1, 20480), multiprocessing.Value('i', 4); shared[5000], shared[20479] = 6, 5
+child = os.fork()
+if not child:
+    while shared[1] != 7: time.sleep(0.001)
+    shared[2] = 7; time.sleep(1000)
+"""
+_REMOVED = """
+import tempfile
+one = tempfile.TemporaryFile(buffering=0); one.write(b'hello'); one.seek(2)
+two = open(f'/proc/self/fd/{one.fileno()}', 'rb')
+three = open('/tmp/three', 'w+'); os.remove('/tmp/three'); three.write('written'); three.flush()
+four = os.open('/tmp/four', os.O_WRONLY | os.O_CREAT | os.O_APPEND); os.write(four, b'first')
+own = lambda fd: open(f'/proc/self/fd/{fd}', 'rb').read()
+os.remove('/tmp/four')
+"""
+
 # What a context begins, what is asked in it and in each copy, and the answer.
 _TREES = {
     "pipes": (
@@ -114,9 +132,36 @@ _TREES = {
         _DIES_WITH_PARENT,
         (
             "found = open(f'/proc/{child.pid}/task/{child.pid}/children')\n"
-            "child.stdin.write(b'a\\n'); child.stdin.flush(); child.stdout.readline(), len(found.read().split())"
+            "child.stdin.write(b'a\\n'); child.stdin.flush(); line = child.stdout.readline()\n"
+            "line, len(found.read().split())"
         ),
         "(b'a\\n', 1)",
+    ),
+    "shared memory": (
+        _SHARED,
+        (
+            "shared[1] = 7\nfor _ in range(2000):\n  if shared[2] == 7: break\n  time.sleep(0.01)\n"
+            "[shared[at] for at in (1, 2, 5000, 20479)], value.value"
+        ),
+        "([7, 7, 6, 5], 4)",
+    ),
+    "a pool": (
+        "pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, [1, -2]) and None",
+        "pool.map(abs, [-3, -4]), pool.close(), pool.join()",
+        "([3, 4], None, None)",
+    ),
+    "an executor": (
+        (
+            "import concurrent.futures; pool = concurrent.futures.ProcessPoolExecutor(2)\n"
+            "list(pool.map(abs, [1, -2])) and None"
+        ),
+        "list(pool.map(abs, [-3, -4])), pool.shutdown()",
+        "([3, 4], None)",
+    ),
+    "removed files": (
+        _REMOVED,
+        "one.read(), two.read(), three.seek(0), three.read(), os.write(four, b'!'), own(four)",
+        "(b'llo', b'hello', 0, 'written', 1, b'first!')",
     ),
     "asyncio's": (
         "import asyncio; child = await asyncio.create_subprocess_exec('cat', stdin=PIPE, stdout=PIPE)",
@@ -213,12 +258,13 @@ _REFUSED = {
         ),
         "sleep is suspended by a signal",
     ),
-    "a child with shared memory": (
+    "a child with what no copy can have": (
         (
-            "child = subprocess.Popen(['python3', '-c', 'import mmap; m = mmap.mmap(-1, 9); print(); input()'],"
-            " stdin=PIPE, stdout=PIPE); child.stdout.read(1)"
+            "code = 'import ctypes; ctypes.CDLL(None).inotify_init(); print(); input()'\n"
+            "child = subprocess.Popen(['python3', '-c', code], stdin=PIPE, stdout=PIPE)\n"
+            "child.stdout.read(1)"
         ),
-        "child process python3 cannot: it shares memory",
+        "child process python3 cannot: descriptor 3 is anon_inode: anon_inode:inotify",
     ),
     "a pipe with much in it": (
         (

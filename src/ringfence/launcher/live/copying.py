@@ -91,7 +91,7 @@ class _Copy:
         streams = [self.parked + first + i for i in range(place.streams)]
         self.report = self.parked + first + place.streams
         self.listener = self.report + 1
-        self.files = OpenFiles(self.steps, self.tree, streams, self.listener + 1)
+        self.files = OpenFiles(self.steps, self.tree, streams, template.objects, self.listener + 1)
         self.is_one = len(self.tree.processes) == 1
 
     def build(self) -> tuple[bytes, bytes]:
@@ -144,13 +144,13 @@ class _Copy:
         if source.parent is None:
             self._lock_down()
             self._bear_children(source)
-            if not self.is_one:
-                end = self.template.base + SPAN
-                add(_MUNMAP, end, self.template.end - end)
+            if (size := self.template.end - self.template.base - SPAN) > 0:
+                add(_MUNMAP, self.template.base + SPAN, size)
         else:
             self._join_group(source)
             self._bear_children(source)
             self._take_memory(source)
+        self.files.map_objects(source)
         self._start_threads(number, source)
         self._own_state(source, first)
         self._drop_rights()
@@ -292,7 +292,8 @@ class _Copy:
         mappings = [each for each in source.mappings if not each.is_of_kernel]
         for mapping, place in zip(mappings, places, strict=True):
             length = mapping.end - mapping.start
-            program.exactly(mapping.start, _MREMAP, place, length, length, 3, mapping.start)
+            if not mapping.is_object:
+                program.exactly(mapping.start, _MREMAP, place, length, length, 3, mapping.start)
         default = program.put(bytes(32))
         for number in range(1, 65):
             if number not in (signal.SIGKILL, signal.SIGSTOP):

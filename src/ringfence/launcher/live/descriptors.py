@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST_DESCRIPTORS = 1024
 _MOST_PIPE_BYTES = 1 << 16
 _O_PATH = 0o10000000
+_BY_NAME = 0o20000000 | os.O_DIRECTORY | os.O_NOFOLLOW  # O_TMPFILE; see `OpenFiles`
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _CLOEXEC = os.O_CLOEXEC
 RESOLVE = 0x04 | 0x02 | 0x10  # openat2(2): NO_SYMLINKS, NO_MAGICLINKS, IN_ROOT
@@ -29,7 +30,7 @@ class Descriptor:
     """An open file of the process.
 
     Attributes:
-        kind: `given`, `pipe`, `socket`, `server`, `file`, `event` or `epoll`.
+        kind: `given`, `pipe`, `socket`, `server`, `file`, `removed`, `event` or `epoll`.
         pipe: Inode, of a pipe or socket.
         flags: Of open(2), with O_CLOEXEC.
         same_as: A lower descriptor of the same open file; -1: there is none.
@@ -43,6 +44,8 @@ class Descriptor:
         self.given = 0  # which of the streams
         self.server: sockets.Server | None = None
         self.count, self.is_semaphore = 0, False
+        self.removed: tuple[int, int] | None = None  # device and inode of a file without a name
+        self.size = 0
         self.watched: list[tuple[int, int, int]] = []  # descriptor, events, data
 
     @property
@@ -107,25 +110,30 @@ def _descriptor(pid: int, root: int, number: int, streams: list[int]) -> Descrip
     if not target.startswith("/"):
         raise CannotCopy(f"descriptor {number} is {target.partition(':')[0]}: {target}")
     found = Descriptor("file", flags)
-    found.path, found.position = target, _position(pid, root, number, target, flags)
-    if found.position < 0:
-        found.position = int(facts["pos:"])
+    found.path, found.position = target, int(facts["pos:"])
+    _look_at_file(pid, root, number, found)
     return found
 
 
-def _position(pid: int, root: int, number: int, target: str, flags: int) -> int:
-    """Refuse what is no file that a copy can open by its path; -1: its position counts."""
+def _look_at_file(pid: int, root: int, number: int, found: Descriptor) -> None:
+    """Refuse what is no file that a copy can open by its path, or get the content of."""
     status = os.stat(f"/proc/{pid}/fd/{number}")
     kind = stat.S_IFMT(status.st_mode)
-    is_device = kind == stat.S_IFCHR and target in _DEVICES
+    is_device = kind == stat.S_IFCHR and found.path in _DEVICES
     if not is_device and kind not in (stat.S_IFREG, stat.S_IFDIR):
-        raise CannotCopy(f"descriptor {number} is {shown(target)}, a device or a pipe")
-    if not status.st_nlink:
-        raise CannotCopy(f"descriptor {number} is a file that was removed")
-    require_file(root, target, status, f"descriptor {number}")
-    if flags & _O_PATH:
+        raise CannotCopy(f"descriptor {number} is {shown(found.path)}, a device or a pipe")
+    if found.flags & _O_PATH:
         raise CannotCopy(f"descriptor {number} is a place, and no open file")
-    return 0 if is_device else -1
+    if is_device:
+        found.position = 0
+    if kind == stat.S_IFREG and not status.st_nlink:
+        found.kind, found.removed = "removed", (status.st_dev, status.st_ino)
+        found.size = status.st_size
+        found.flags &= ~_BY_NAME
+    elif not status.st_nlink:
+        raise CannotCopy(f"descriptor {number} is a directory that was removed")
+    else:
+        require_file(root, found.path, status, f"descriptor {number}")
 
 
 def require_file(root: int, path: str, wanted: os.stat_result, what: str) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # arch/x86/include/generated/uapi/asm/unistd_64.h
 _WRITE, _OPEN, _CLOSE, _LSEEK, _FCNTL, _DUP3, _PIPE2 = 1, 2, 3, 8, 72, 292, 293
 _SOCKET, _BIND, _LISTEN, _SOCKETPAIR, _SETSOCKOPT = 41, 49, 50, 53, 54
-_EPOLL_CTL, _EVENTFD, _EPOLL_CREATE = 233, 290, 291
+_MMAP, _EPOLL_CTL, _EVENTFD, _EPOLL_CREATE, _MEMFD_CREATE = 9, 233, 290, 291, 319
+_SHARED_FIXED = 1 | 0x10  # mmap(2)
 _F_SETFL = 4
 _CLOEXEC, _STATUS = os.O_CLOEXEC, os.O_APPEND | os.O_NONBLOCK
 _NEVER_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC
@@ -27,11 +28,16 @@ class OpenFiles:
 
     Args:
         streams: Descriptors that came with the copy, for those of its exec.
+        contents: Address of what is in shared memory and removed files.
         free: The lowest number that no process has for its own use, nor anything that came.
     """
 
-    def __init__(self, program: steps.Steps, tree: Tree, streams: list[int], free: int) -> None:
+    def __init__(
+        self, program: steps.Steps, tree: Tree, streams: list[int], contents: int, free: int
+    ) -> None:
         self.steps, self.tree, self.stream, self.free = program, tree, streams, free
+        self.contents = contents
+        self.objects: dict[tuple[int, int], int] = {}
         self.ends: dict[int, tuple[int, int]] = {}  # of pipes and pairs, by inode
         self.shared: list[int] = []  # numbers of open files that several processes have
         self.used: set[int] = set()
@@ -44,6 +50,11 @@ class OpenFiles:
             if content:
                 at = self.steps.put(content)
                 self.steps.exactly(len(content), _WRITE, self.ends[inode][1], at, len(content))
+        for key, (place, size) in self.tree.objects.places.items():
+            self.steps.exactly(0, _MEMFD_CREATE, self.steps.text("shared"), os.MFD_CLOEXEC)
+            if size:
+                self.steps.exactly(size, _WRITE, 0, self.contents + place, size)
+            self.objects[key] = self._park()
         for kind, one, other in self.tree.pairs:
             self.steps.add(_SOCKETPAIR, 1, kind, 0, self.steps.put(bytes(8)))
             self.ends[one] = self._park_two()
@@ -53,10 +64,23 @@ class OpenFiles:
         """Open what several processes have. Precondition: capabilities are not in effect."""
         for each in self.tree.shared:
             self._make(0, each)
-            self.steps.exactly(self.free, _DUP3, 0, self.free, _CLOEXEC)
-            self.steps.add(_CLOSE, 0)
-            self.shared.append(self.free)
-            self.free += 1
+            self.shared.append(self._park())
+
+    def _park(self) -> int:
+        """Move a new descriptor, of the lowest number, out of the way."""
+        there = self.free
+        self.steps.exactly(there, _DUP3, 0, there, _CLOEXEC)
+        self.steps.add(_CLOSE, 0)
+        self.free += 1
+        return there
+
+    def map_objects(self, source: Source) -> None:
+        """Map the shared memory that it has."""
+        for each in source.mappings:
+            if each.is_object:
+                fd, length = self.objects[each.key], each.end - each.start
+                words = length, each.rights, _SHARED_FIXED, fd, each.offset
+                self.steps.exactly(each.start, _MMAP, each.start, *words)
 
     def open(self, source: Source) -> None:
         """Under the sandbox's own rules already: a name that leads elsewhere leads a program nowhere."""
@@ -113,8 +137,10 @@ class OpenFiles:
         elif each.kind == "epoll":
             self.steps.exactly(low, _EPOLL_CREATE, 0)
         else:
-            flags = each.flags & ~_NEVER_AGAIN
-            self.steps.exactly(low, _OPEN, self.steps.text(each.path), flags, 0)
+            flags, path = each.flags & ~_NEVER_AGAIN, each.path
+            if each.removed is not None:
+                path = f"/proc/self/fd/{self.objects[each.removed]}"
+            self.steps.exactly(low, _OPEN, self.steps.text(path), flags, 0)
             if each.position:
                 self.steps.exactly(each.position, _LSEEK, low, each.position, 0)
 

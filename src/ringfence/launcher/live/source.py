@@ -50,6 +50,13 @@ class Mapping:
         self.name = name[0] if name else b""
         self.file = -1
         self.size = self.end - self.start
+        self.key = self.device, self.inode
+
+    @property
+    def is_object(self) -> bool:
+        """True for shared memory that has no name: copies get another one with its content."""
+        is_named = not self.name.endswith(b" (deleted)") or self.name.startswith(b"/SYSV")
+        return self.is_shared and not is_named
 
     @property
     def is_of_kernel(self) -> bool:
@@ -257,7 +264,7 @@ class Source:
         if len(self.mappings) > MOST_MAPPINGS:
             raise CannotCopy(f"it has more than {MOST_MAPPINGS} mappings")
         for mapping in self.mappings:
-            if mapping.is_of_kernel:
+            if mapping.is_of_kernel or mapping.is_object:
                 continue
             if mapping.is_shared and (mapping.rights & 2 or not mapping.inode):
                 raise CannotCopy(f"it shares memory: {shown(mapping.name)}")
@@ -273,14 +280,14 @@ class Source:
 
     def _find_file(self, mapping: Mapping, paths: dict[tuple[int, int], bytes]) -> None:
         """Open the file of a mapping where nobody inside can write to it; else its content is copied."""
-        key = mapping.device, mapping.inode
-        if key not in self._opened:
+        key, opened = mapping.key, self._opened
+        if key not in opened:
             for name in (mapping.name, paths.get(key, b"")):
-                self._opened[key] = _open_read_only(self.root, mapping, name)
-                if self._opened[key] >= 0:
+                opened[key] = _open_read_only(self.root, mapping, name)
+                if opened[key] >= 0:
                     paths[key] = name
                     break
-        mapping.file = self._opened[key]
+        mapping.file = opened[key]
         if mapping.file < 0:
             if mapping.name.endswith(b" (deleted)"):
                 raise CannotCopy(f"it maps a file that was removed: {shown(mapping.name)}")
@@ -432,7 +439,7 @@ def _open_read_only(root: int, mapping: Mapping, path: bytes) -> int:
     status = os.fstat(fd)
     if (
         stat.S_ISREG(status.st_mode)
-        and (status.st_dev, status.st_ino) == (mapping.device, mapping.inode)
+        and (status.st_dev, status.st_ino) == mapping.key
         and os.fstatvfs(fd).f_flag & _READ_ONLY
     ):
         return fd

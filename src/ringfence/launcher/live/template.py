@@ -53,6 +53,7 @@ class Template:
         first: Lowest descriptor that no copy has for its own use.
         shared: A page that the processes of one copy share.
         end: Of the span that no process uses.
+        objects: Where the content of all shared memory and removed files is.
         places: By process but the first: where its mappings are until it moves them, the last end there.
     """
 
@@ -65,10 +66,12 @@ class Template:
         size = SPAN
         for source in tree.processes[1:]:
             size = self._place(source, size)
+        self.objects, size = size, size + tree.objects.size
         taken = [each for source in tree.processes for each in source.mappings]
         self.base = _hole([*_own_mappings(), *((each.start, each.end) for each in taken)], size)
         for source, (places, end) in self.places.items():
             self.places[source] = [self.base + each for each in places], self.base + end
+        self.objects += self.base
         self.shared, self.end = self.base + _PAGE, self.base + size
         self.message = self.base + _MESSAGE_AT
         self.secrets = self.message + _HEADER_BYTES
@@ -148,7 +151,8 @@ class Template:
         """In the template: put descriptors in place, and let go of all that is ours. Never returns."""
         privileges.die_with_parent(signal.SIGKILL)
         libc.block_every_signal()
-        wanted = [control, *memories, *self._files()]
+        objects = self.tree.objects
+        wanted = [control, *memories, *self._files(), *[objects.content] * bool(objects.size)]
         # First out of the way: a number that is to be filled may be one of those still to be moved.
         above = self.first + len(wanted)
         parked = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in wanted]
@@ -181,7 +185,12 @@ class Template:
             places = self.places[source][0] if source in self.places else None
             for i, mapping in enumerate(mappings):
                 place = places[i] if places else mapping.start
-                _map(program, mapping, place, pages, files, number)
+                if not mapping.is_object:
+                    _map(program, mapping, place, pages, files, number)
+        if size := self.tree.objects.size:
+            flags, number = _PRIVATE | _FIXED | _ANONYMOUS, first_file + len(files)
+            program.exactly(self.objects, _MMAP, self.objects, size, 3, flags, _NOBODY, 0)
+            program.exactly(size, _PREAD, number, self.objects, size, 0)
         default = program.put(bytes(32))
         for number in range(1, 65):
             if number not in (signal.SIGKILL, signal.SIGSTOP):

@@ -6,6 +6,7 @@ import posix as os
 
 from ...linux import libc
 from . import descriptors
+from .objects import Objects
 from .sockets import CannotCopy
 from .source import MOST_MAPPINGS, Source, Zombie
 
@@ -39,6 +40,7 @@ class Tree:
         self.pipes: dict[int, bytes] = {}  # content by inode
         self.pairs: list[tuple[int, int, int]] = []  # kind, and both inodes
         self.shared: list[descriptors.Descriptor] = []
+        self.objects = Objects()
 
     def stop(self) -> None:
         """Stop all of it, learn what copies need, and have the kernel copy it.
@@ -72,6 +74,7 @@ class Tree:
         """End the kernel's copies; idempotent."""
         for source in self.processes:
             source.drop_child()
+        self.objects.close()
         opened = [fd for fd in self._opened.values() if fd >= 0]
         self._opened.clear()
         for fd in opened:
@@ -173,6 +176,7 @@ class Tree:
         holders = [(each.pid, each.descriptors) for each in self.processes]
         self.pipes = descriptors.pipes_of(holders)
         self.pairs = descriptors.pairs_of(self.root.pid, holders)
+        self.objects.read(self.processes)
         if len(self.processes) > 1:
             self._find_shared()
 
