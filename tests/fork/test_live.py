@@ -170,7 +170,6 @@ _REFUSED = {
     "much shared memory": "import mmap; shared = mmap.mmap(-1, 65 << 20)",
     "removed": "import os; os.mkdir('/tmp/lost'); lost = os.open('/tmp/lost', 0); os.rmdir('/tmp/lost')",
     "inotify": "import ctypes; ctypes.CDLL(None).inotify_init()",
-    "lock": "import fcntl; held = open('/tmp/held', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
     "timers": "import ctypes; n = ctypes.c_void_p()\nctypes.CDLL(None).timer_create(1, None, ctypes.byref(n))",
 }
 
@@ -193,6 +192,59 @@ def test_what_cannot_be_copied_is_refused_before_anything_happens(
         error = fork.run_code("kept").error
         assert error is not None
         assert "NameError" == error.name
+
+
+_LOCKS = """
+import fcntl, os, subprocess, time
+whole, part, again = (open(f'/tmp/{name}', 'w+') for name in ('whole', 'part', 'part'))
+fcntl.flock(whole, fcntl.LOCK_EX)
+fcntl.lockf(part, fcntl.LOCK_EX, 10, 5); fcntl.lockf(part, fcntl.LOCK_SH, 0, 50)
+child = subprocess.Popen(['sleep', '1000'], stdout=whole)
+def locks():
+    rows = [line.split() for line in open('/proc/locks')]
+    names = {os.stat(f'/tmp/{name}').st_ino: name for name in ('whole', 'part')}
+    found = [(names.get(int(row[5].split(':')[2])), row[1], row[3], *row[6:]) for row in rows]
+    return sorted(row for row in found if row[0])
+"""
+
+
+def test_locks_are_taken_on_the_files_of_each_copy(sandbox: Sandbox) -> None:
+    sandbox.run_code(_LOCKS)
+    before = sandbox.run_code("locks()").text
+    assert before is not None
+    assert 3 == before.count("'WRITE'") + before.count("'READ'"), before
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1], forks[0].fork(processes="required")[0] as third:
+        for each in (*forks, third):
+            assert before == each.run_code("locks()").text
+            assert 1 == each.exec(["flock", "-n", "/tmp/whole", "true"]).exit_code
+        third.run_code("whole.close(); child.kill(); child.wait()")
+        assert 0 == third.exec(["flock", "-n", "/tmp/whole", "true"]).exit_code
+
+
+def test_timers_have_the_time_that_was_left(sandbox: Sandbox) -> None:
+    sandbox.run_code(
+        "import ctypes, os, signal, struct, time\n"
+        "def timer(flags, *words):\n"
+        "  fd = ctypes.CDLL(None).timerfd_create(1, flags)\n"
+        "  ctypes.CDLL(None).timerfd_settime(fd, 0, struct.pack('4Q', *words), None)\n"
+        "  return fd\n"
+        "count = lambda fd: int.from_bytes(os.read(fd, 8), 'little')\n"
+        "one, often, over = timer(0, 0, 0, 2, 0), timer(0, 0, 10**7, 0, 10**7), timer(0, 0, 0, 0, 1)\n"
+        "never, alarms = timer(0o4000, 0, 0, 1000, 0), []\n"
+        "signal.signal(signal.SIGALRM, lambda *_: alarms.append(1)); signal.alarm(2)"
+    )
+    ask = (
+        "from contextlib import suppress\n"
+        "with suppress(BlockingIOError): alarms.append(count(never))\n"
+        "before = len(alarms); found = count(over), count(often) > 0, count(one)\n"
+        "while not alarms: time.sleep(0.01)\n"
+        "*found, before <= 1, alarms"
+    )
+    forks = sandbox.fork(2, processes="required")
+    with forks[0], forks[1]:
+        for each in (*forks, sandbox):
+            assert "(1, True, 1, True, [1])" == each.run_code(ask, timeout_s=20).text
 
 
 _COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"

@@ -69,8 +69,10 @@ def test_contexts_and_processes_go_on(sandbox: Any) -> None:
 
 def test_what_cannot_be_copied_stays_or_is_refused(sandbox: Any) -> None:
     sandbox.run_code("kept = 1")
-    parent = sandbox.start(["sh", "-c", "sleep 100 & wait"])
-    with pytest.raises(Unsupported, match="child processes"):
+    code = "import ctypes; ctypes.CDLL(None).inotify_init(); print('ready', flush=True); input()"
+    parent = sandbox.start(["sh", "-c", f'python3 -c "{code}"; :'], stream_stdin=True)
+    assert b"ready\n" == next(iter(parent.stdout))
+    with pytest.raises(Unsupported, match=r"its child process python3 cannot: .*inotify"):
         sandbox.fork(processes="required")
     (fork,) = sandbox.fork()
     with fork:

@@ -156,6 +156,8 @@ class _Copy:
         self._drop_rights()
         self._wait(source, locked)
         self.files.open(source)
+        add(CLOSE_RANGE, self.listener + 1, 0xFFFFFFFF)
+        self.files.lock(source)
         self._own_process(source)
         self._all_wait(0)
         if source.parent is None:

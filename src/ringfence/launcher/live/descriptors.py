@@ -26,11 +26,42 @@ RESOLVE = 0x04 | 0x02 | 0x10  # openat2(2): NO_SYMLINKS, NO_MAGICLINKS, IN_ROOT
 _FIONREAD = 0x541B
 
 
+class Lock:
+    """A lock of a file, or of bytes in it.
+
+    Attributes:
+        kind: `FLOCK` or `POSIX`: flock(2), and F_SETLK of fcntl(2).
+        length: 0: to the end.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        # lock: 1: POSIX  ADVISORY  WRITE 4217 00:2d:1234 0 EOF
+        self.kind, self.is_exclusive, start, end = words[2], words[4] == "WRITE", *words[7:9]
+        self.start = int(start)
+        self.length = 0 if end == "EOF" else int(end) - self.start + 1
+
+
+class Timer:
+    """What a timerfd is set to.
+
+    Attributes:
+        ticks: How often it has run out, and nobody has read that.
+        value, interval: Seconds and nanoseconds; the first is what is left.
+    """
+
+    def __init__(self, rows: list[list[str]]) -> None:
+        texts = {row[0]: [word.strip("(,)") for word in row[1:]] for row in rows}
+        self.clock, self.ticks = int(texts["clockid:"][0]), int(texts["ticks:"][0])
+        self.value, self.interval = (
+            (int(texts[name][0]), int(texts[name][1])) for name in ("it_value:", "it_interval:")
+        )
+
+
 class Descriptor:
     """An open file of the process.
 
     Attributes:
-        kind: `given`, `pipe`, `socket`, `server`, `file`, `removed`, `event` or `epoll`.
+        kind: `given`, `pipe`, `socket`, `server`, `file`, `removed`, `event`, `timer` or `epoll`.
         pipe: Inode, of a pipe or socket.
         flags: Of open(2), with O_CLOEXEC.
         same_as: A lower descriptor of the same open file; -1: there is none.
@@ -44,6 +75,8 @@ class Descriptor:
         self.given = 0  # which of the streams
         self.server: sockets.Server | None = None
         self.count, self.is_semaphore = 0, False
+        self.locks: list[Lock] = []
+        self.timer: Timer | None = None
         self.removed: tuple[int, int] | None = None  # device and inode of a file without a name
         self.size = 0
         self.watched: list[tuple[int, int, int]] = []  # descriptor, events, data
@@ -80,9 +113,10 @@ def _descriptor(pid: int, root: int, number: int, streams: list[int]) -> Descrip
         info = file.read().decode("utf-8", "replace")
     rows = [line.split() for line in info.splitlines()]
     facts = {row[0]: row[1] for row in rows if len(row) > 1}
-    if "lock:" in facts:
-        raise CannotCopy(f"descriptor {number} holds a lock")
     flags = int(facts["flags:"], 8)
+    locks = [Lock(row) for row in rows if row[0] == "lock:" and len(row) == 9]
+    if any(each.kind not in ("FLOCK", "POSIX") for each in locks):
+        raise CannotCopy(f"descriptor {number} holds a lease or an OFD lock")
     if target.startswith("pipe:["):
         found = Descriptor("pipe", flags)
         found.pipe = int(target[6:-1])
@@ -101,6 +135,10 @@ def _descriptor(pid: int, root: int, number: int, streams: list[int]) -> Descrip
         found.count = int(facts["eventfd-count:"], 16)
         found.is_semaphore = facts.get("eventfd-semaphore:") == "1"
         return found
+    if target == "anon_inode:[timerfd]":
+        found = Descriptor("timer", flags)
+        found.timer = Timer([row for row in rows if len(row) > 1])
+        return found
     if target == "anon_inode:[eventpoll]":
         found = Descriptor("epoll", flags)
         for row in rows:
@@ -110,7 +148,7 @@ def _descriptor(pid: int, root: int, number: int, streams: list[int]) -> Descrip
     if not target.startswith("/"):
         raise CannotCopy(f"descriptor {number} is {target.partition(':')[0]}: {target}")
     found = Descriptor("file", flags)
-    found.path, found.position = target, int(facts["pos:"])
+    found.path, found.position, found.locks = target, int(facts["pos:"]), locks
     _look_at_file(pid, root, number, found)
     return found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import _struct as struct
+import fcntl
 import posix as os
+
+from . import steps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import steps
-    from .descriptors import Descriptor
+    from .descriptors import Descriptor, Lock, Timer
     from .sockets import Server
     from .source import Source
     from .tree import Tree
@@ -18,7 +20,9 @@ _WRITE, _OPEN, _CLOSE, _LSEEK, _FCNTL, _DUP3, _PIPE2 = 1, 2, 3, 8, 72, 292, 293
 _SOCKET, _BIND, _LISTEN, _SOCKETPAIR, _SETSOCKOPT = 41, 49, 50, 53, 54
 _MMAP, _EPOLL_CTL, _EVENTFD, _EPOLL_CREATE, _MEMFD_CREATE = 9, 233, 290, 291, 319
 _SHARED_FIXED = 1 | 0x10  # mmap(2)
+_IOCTL, _FLOCK, _TIMERFD_CREATE, _TIMERFD_SETTIME = 16, 73, 283, 286
 _F_SETFL = 4
+_SET_TICKS = 0x40085400  # include/uapi/linux/timerfd.h, TFD_IOC_SET_TICKS
 _CLOEXEC, _STATUS = os.O_CLOEXEC, os.O_APPEND | os.O_NONBLOCK
 _NEVER_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -94,6 +98,13 @@ class OpenFiles:
                 event = self.steps.put(struct.pack("=IQ", events, data))
                 self.steps.add(_EPOLL_CTL, number, 1, watched, event)
 
+    def lock(self, source: Source) -> None:
+        """Take the locks of the process, which go once it closes any descriptor of the file."""
+        for number, each in source.descriptors.items():
+            for lock in each.locks if each.same_as < 0 else ():
+                if lock.kind == "POSIX":
+                    self._lock(number, lock)
+
     def _park_two(self) -> tuple[int, int]:
         """Move two new descriptors, of the lowest numbers, out of the way."""
         there = self.free, self.free + 1
@@ -136,6 +147,8 @@ class OpenFiles:
             self._listen(low, each.server, status & os.O_NONBLOCK)
         elif each.kind == "epoll":
             self.steps.exactly(low, _EPOLL_CREATE, 0)
+        elif each.timer is not None:
+            self._start_timer(low, each.timer, status & os.O_NONBLOCK)
         else:
             flags, path = each.flags & ~_NEVER_AGAIN, each.path
             if each.removed is not None:
@@ -143,6 +156,29 @@ class OpenFiles:
             self.steps.exactly(low, _OPEN, self.steps.text(path), flags, 0)
             if each.position:
                 self.steps.exactly(each.position, _LSEEK, low, each.position, 0)
+            for lock in each.locks:
+                if lock.kind != "POSIX":
+                    self._lock(low, lock)
+
+    def _lock(self, number: int, lock: Lock) -> None:
+        """Take it without waiting: in a directory of the host, the source has it."""
+        if lock.kind == "FLOCK":
+            kind = fcntl.LOCK_EX if lock.is_exclusive else fcntl.LOCK_SH
+            self.steps.add(_FLOCK, number, kind | fcntl.LOCK_NB)
+            return
+        kind = fcntl.F_WRLCK if lock.is_exclusive else fcntl.F_RDLCK
+        words = struct.pack("=hh4xqqi4x", kind, 0, lock.start, lock.length, 0)
+        self.steps.add(_FCNTL, number, fcntl.F_SETLK, self.steps.put(words))
+
+    def _start_timer(self, low: int, timer: Timer, flags: int) -> None:
+        self.steps.exactly(low, _TIMERFD_CREATE, timer.clock, flags)
+        value = timer.value if any(timer.value) or not timer.ticks else (0, 1)
+        if any(value):
+            words = self.steps.put(struct.pack("=4Q", *timer.interval, *value))
+            self.steps.add(_TIMERFD_SETTIME, low, 0, words, 0)
+        if timer.ticks and any(timer.interval):
+            ticks = self.steps.put(struct.pack("=Q", timer.ticks))
+            self.steps.add(_IOCTL, low, _SET_TICKS, ticks, expect=steps.ANYTHING)
 
     def _listen(self, number: int, server: Server, status: int) -> None:
         self.steps.exactly(number, _SOCKET, server.family, 1 | status, 0)
