@@ -11,7 +11,7 @@ import pytest
 from ringfence import Limits, Sandbox
 from ringfence.errors import Unsupported
 from ringfence.linux import libc
-from tests.fork.test_live import native, open_files, status
+from tests.fork.test_live import memory_of, native, open_files, status
 from tests.posture.reading import Process, processes_in
 
 pytestmark = pytest.mark.skipif(
@@ -273,6 +273,27 @@ _REFUSED = {
         ),
         "pipe with 131072 bytes",
     ),
+    "a child in a directory that was removed": (
+        (
+            "os.mkdir('/tmp/gone'); child = subprocess.Popen(['sleep', '1000'], cwd='/tmp/gone')\n"
+            "os.rmdir('/tmp/gone')"
+        ),
+        "child process sleep cannot: its directory is not at",
+    ),
+    "much in many pipes": (
+        (
+            "pipes = [os.pipe() for _ in range(20)]; child = subprocess.Popen(['sleep', '1000'])\n"
+            "for _, end in pipes: os.write(end, bytes(65536))"
+        ),
+        "pipes with more than 1 MiB",
+    ),
+    "a child's file that it may not open again": (
+        (
+            "file = open('/tmp/file', 'w'); child = subprocess.Popen(['sleep', '1000'], stdout=file)\n"
+            "file.close(); os.chmod('/tmp/file', 0)"
+        ),
+        "no copy of exec-1 was made: .* system call 2",
+    ),
     "memory shared with a child": (
         (
             "import ctypes\n"
@@ -322,6 +343,70 @@ def test_children_that_come_and_go_meanwhile(sandbox: Sandbox) -> None:
                 assert "6" == asked(fork, "kept")
         assert "6" == asked(sandbox, "kept")
     assert copied
+
+
+def test_children_that_another_exec_kills(sandbox: Sandbox) -> None:
+    asked(
+        sandbox,
+        f"{_BEGIN}kept = 6\n"
+        "def churn():\n"
+        "  while True:\n"
+        "    for each in [subprocess.Popen(['sh', '-c', 'cat & cat'], stdin=PIPE) for _ in range(3)]:\n"
+        "      each.wait()\n"
+        "threading.Thread(target=churn, daemon=True).start()",
+    )
+    killer = sandbox.start(["sh", "-c", "while :; do pkill -9 cat; pkill -9 -x sh -P 2; done"])
+    copied = 0
+    for _ in range(15):
+        (fork,) = sandbox.fork()
+        with fork:
+            report = fork.fork_report
+            assert report is not None
+            copied += bool(report.contexts)
+            if report.contexts:
+                assert "6" == asked(fork, "kept")
+        assert "6" == asked(sandbox, "kept")
+    killer.kill()
+    killer.wait(20)
+    assert copied
+
+
+def test_a_child_that_makes_siblings_is_found_whole(sandbox: Sandbox) -> None:
+    """By CLONE_PARENT it adds children to a parent that stands still already."""
+    code = (
+        "import ctypes, os; c = ctypes.CDLL(None)\n"
+        "print(flush=True)\n"
+        "while True:\n"
+        "  if not c.syscall(56, 0x8000 | 17, 0, 0, 0, 0):\n"
+        "    os.pause() if hasattr(os, 'pause') else c.pause()\n"
+        "  for _ in range(300000): pass"
+    )
+    asked(
+        sandbox,
+        f"{_BEGIN}code = {code!r}\nchild = subprocess.Popen(['python3', '-c', code], stdout=PIPE)\n"
+        "child.stdout.readline()\n"
+        "def children():\n"
+        "  found = open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split()\n"
+        "  return len(found)",
+    )
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        assert int(asked(fork, "children()") or "") >= 1
+
+
+@pytest.mark.root
+def test_no_process_of_a_copy_has_the_key_of_its_filter(sandbox: Sandbox) -> None:
+    asked(sandbox, f"{_BEGIN}{_WORKER}child = subprocess.Popen(['cat'], stdin=PIPE)")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        plan = native(fork).lockdown
+        code = plan["seccomp"]
+        at = code.index((plan["tag_key"] & 0xFFFFFFFF).to_bytes(4, "little"))
+        wanted = code[at - 4 : at + 12]
+        copies = tree(fork)
+        assert 3 == len(copies)
+        for each in copies:
+            assert wanted not in memory_of(each.pid)
 
 
 @pytest.mark.root

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_DESCRIPTORS = 1024
-_MOST_PIPE_BYTES = 1 << 16
+_MOST_PIPE_BYTES, _MOST_IN_PIPES = 1 << 16, 1 << 20
 _O_PATH = 0o10000000
 _BY_NAME = 0o20000000 | os.O_DIRECTORY | os.O_NOFOLLOW  # O_TMPFILE; see `OpenFiles`
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -216,7 +216,12 @@ def pipes_of(holders: Iterable[tuple[int, dict[int, Descriptor]]]) -> dict[int, 
         for number, each in descriptors.items():
             if each.kind == "pipe":
                 ends.setdefault(each.pipe, {})[each.flags & 3] = pid, number
-    return {inode: _content(found) for inode, found in ends.items()}
+    contents: dict[int, bytes] = {}
+    for inode, found in ends.items():
+        contents[inode] = _content(found)
+        if sum(map(len, contents.values())) > _MOST_IN_PIPES:
+            raise CannotCopy(f"it has pipes with more than {_MOST_IN_PIPES >> 20} MiB in them")
+    return contents
 
 
 def _content(ends: dict[int, tuple[int, int]]) -> bytes:

@@ -106,6 +106,7 @@ class Source:
     Attributes:
         child: A copy that the kernel made, which stands still too: its memory is what copies get.
         id, group, session: As those inside see them.
+        user: Its ids and groups.
         death_signal: prctl(2), PR_SET_PDEATHSIG.
         stopped: Its threads, by id.
     """
@@ -126,6 +127,7 @@ class Source:
         self.brk = self.umask = self.death_signal = 0
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
+        self.user = "", "", ""
         self.cwd = self.exe = ""
         self.root = -1
         self._opened = opened
@@ -167,10 +169,11 @@ class Source:
         self.cwd = os.readlink(f"/proc/{self.pid}/cwd")
         self.exe = os.readlink(f"/proc/{self.pid}/exe")
         require_file(self.root, self.exe, os.stat(f"/proc/{self.pid}/exe"), "its program")
+        require_file(self.root, self.cwd, os.stat(f"/proc/{self.pid}/cwd"), "its directory")
         self._ask_threads()
 
     def children_found(self) -> list[int]:
-        """Pids of its children. Nobody but they themselves adds to or takes from them while it stands still."""
+        """Pids of its children. While it stands still, one of them may add another: clone(2), CLONE_PARENT."""
         found: list[int] = []
         for tid in self.stopped:
             with open(f"/proc/{self.pid}/task/{tid}/children", "rb") as file:
@@ -234,6 +237,7 @@ class Source:
         facts = self._facts()
         if int(facts["CapEff"], 16) or len(set(facts["Uid"].split())) > 1:
             raise CannotCopy("it has capabilities, or several user ids")
+        self.user = facts["Uid"], facts["Gid"], facts["Groups"]
         # A container's filter around us is around each sandbox and each copy as well.
         around = int(self._facts(pid="self").get("Seccomp_filters", 0))
         if int(facts.get("Seccomp_filters", around + _FILTERS)) != around + _FILTERS:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_PROCESSES, MOST_THREADS = 64, 256
 _MOST_CHILD_BYTES = 512 << 20
+_NAMESPACES = ("user", "mnt", "pid", "pid_for_children", "net", "ipc", "uts", "cgroup")
 
 
 class Tree:
@@ -51,8 +52,8 @@ class Tree:
         """
         try:
             self.root.stop()
-            for source in self.processes:  # which grows meanwhile
-                self._find_children(source)
+            while not self._has_all():
+                continue
             self._bound(sum(len(each.stopped) for each in self.processes), "threads", MOST_THREADS)
             for source in self.processes:
                 self._about(source, self._look, source)
@@ -90,8 +91,19 @@ class Tree:
 
     # -- finding --------------------------------------------------------------------------------
 
+    def _has_all(self) -> bool:
+        """Stop what descends from those that stand still; False: one may have had another child before."""
+        before = len(self.processes)
+        for source in self.processes:  # which grows meanwhile
+            source.zombies.clear()
+            self._find_children(source)
+        return len(self.processes) == before
+
     def _find_children(self, source: Source) -> None:
+        known = {each.pid for each in source.children}
         for pid in source.children_found():
+            if pid in known:
+                continue
             fields = _fields(pid)
             if fields and fields[0] in b"Tt":
                 raise CannotCopy(f"its child process {_name(pid)} is suspended by a signal")
@@ -111,9 +123,8 @@ class Tree:
                 child.release()
             if fields := _fields(pid):
                 source.zombies.append(_zombie(pid, fields))
-        self._bound(
-            sum(len(each.zombies) for each in self.processes), "ended children", MOST_PROCESSES
-        )
+                ended = sum(len(each.zombies) for each in self.processes)
+                self._bound(ended, "ended children", MOST_PROCESSES)
 
     def _place(self, child: Source) -> None:
         """Refuse a session or a process group that cannot be made again."""
@@ -123,6 +134,12 @@ class Tree:
             raise CannotCopy(
                 f"its child process {_name(child.pid)} is in a session that its parent left"
             )
+        if child.user != parent.user:
+            raise CannotCopy(f"its child process {_name(child.pid)} is another user's")
+        for name in _NAMESPACES:
+            links = [os.readlink(f"/proc/{each.pid}/ns/{name}") for each in (child, parent)]
+            if links[0] != links[1]:
+                raise CannotCopy(f"its child process {_name(child.pid)} is in another namespace")
 
     def _groups(self) -> None:
         for source in self.processes:
