@@ -135,6 +135,49 @@ def test_the_helper_is_killed_while_it_stops_the_source(
     assert 2 == len(listed), listed  # PID 1 and this shell
 
 
+def test_the_helper_is_killed_while_it_stops_a_tree(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy of a child that was made for reading runs on beside it."""
+    whole = NativeTemplate._ask
+    moments = [each / 1000 for each in range(1, 17)]
+
+    def ask(self: NativeTemplate, verb: str, *rest: Any) -> Any:
+        timer = threading.Timer(
+            moments.pop(), signal.pidfd_send_signal, [self._pidfd, signal.SIGKILL]
+        )
+        timer.start()
+        try:
+            return whole(self, verb, *rest)
+        finally:
+            timer.join()
+
+    monkeypatch.setattr(NativeTemplate, "_ask", ask)
+    begin = "import subprocess; cats = [subprocess.Popen(['cat'], stdin=-1, stdout=-1) for _ in range(8)]"
+    use = "[each.stdin.write(b'a\\n') and each.stdin.flush() or each.stdout.readline() for each in cats]"
+    was_copied = []
+    while moments:
+        context = sandbox.context()
+        context.run(begin)
+        try:
+            NativeTemplate(native(sandbox), context._process._pump.run).close()
+            was_copied.append(True)
+        except Unsupported:
+            was_copied.append(False)
+        if was_copied[-1]:
+            assert str([b"a\n"] * 8) == context.run(use, timeout_s=20).text
+        running = sandbox.shell("pgrep -c cat").stdout_text.strip()
+        assert int(running) <= 8
+        context.close()
+    assert False in was_copied
+    assert until(lambda: not helpers(sandbox), _PATIENCE_S)
+
+    def others() -> list[str]:
+        return [each.name for each in processes_in(native(sandbox).pid) if each.inside != 1]
+
+    assert until(lambda: not others(), _PATIENCE_S), others()
+
+
 @pytest.mark.parametrize("processes", ["auto", "required"])
 def test_the_template_is_killed(sandbox: Sandbox, processes: str) -> None:
     sandbox.run_code("kept = 4")

@@ -57,11 +57,13 @@ class Thread:
     Attributes:
         registers, extended: As it was stopped; the second is the XSAVE area.
         mask: Signals that it blocks, bit 0 for signal 1.
+        ends_with_us: It is a copy, which must not run.
     """
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self.registers: dict[str, int] = {}
+        self.ends_with_us = False
         self.extended, self.mask = b"", 0
 
     def stop(self) -> None:
@@ -127,7 +129,8 @@ class Thread:
 
     def clone(self, at: int, flags: int) -> int:
         """Have it make a copy of its process, which stands still and ends with us; the pid of that."""
-        _call(_SETOPTIONS, self.tid, 0, _TRACE_FORK_AND_CLONE)
+        # The copy inherits the options. If we end meanwhile, both do: it would run as if it were the process.
+        _call(_SETOPTIONS, self.tid, 0, _TRACE_FORK_AND_CLONE | _EXITKILL)
         try:
             self._step(at, 56, (flags, 0, 0, 0, 0))
             status = self.wait()
@@ -142,7 +145,7 @@ class Thread:
             self.wait()
             return int(word.value)
         finally:
-            _call(_SETOPTIONS, self.tid, 0, 0)
+            _call(_SETOPTIONS, self.tid, 0, _EXITKILL if self.ends_with_us else 0)
 
     def restore(self) -> None:
         """Give it back the registers and the mask that it had. It goes on if we end from here on."""

@@ -391,7 +391,7 @@ class Source:
             return first.clone(self._gadget, _CLONE_PARENT | _SIGCHLD)
         between = tracing.Thread(first.clone(self._gadget, 0))
         try:
-            between.registers = first.registers
+            between.registers, between.ends_with_us = first.registers, True
             return between.clone(self._gadget, _SIGCHLD)
         finally:
             inside = int(self._facts(pid=between.tid)["NSpid"].split()[-1])
