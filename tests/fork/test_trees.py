@@ -197,6 +197,7 @@ def test_children_go_along(sandbox: Sandbox, what: str) -> None:
             assert wanted == asked(each, ask)
 
 
+@pytest.mark.root
 def test_each_copy_has_the_ids_that_it_knows(sandbox: Sandbox) -> None:
     asked(sandbox, f"{_BEGIN}child = subprocess.Popen(['sh', '-c', 'sleep 1000 & wait'])")
     ask = "open(f'/proc/{child.pid}/status').read().partition('PPid:')[2].split()[0] == str(os.getpid())"

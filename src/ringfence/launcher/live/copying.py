@@ -278,11 +278,11 @@ class _Copy:
         self.steps.begin(f"zombie {each.id}")
         if each.group != parent.group:
             add(_SETPGID, 0, each.group, expect=steps.ANYTHING)
-        if signum := each.status & 0x7F:
-            add(_SIGACTION, signum, self.steps.put(bytes(32)), 0, 8, expect=steps.ANYTHING)
+        if each.signal:
+            add(_SIGACTION, each.signal, self.steps.put(bytes(32)), 0, 8, expect=steps.ANYTHING)
             add(_SIGPROCMASK, signal.SIG_SETMASK, self.steps.put(bytes(8)), 0, 8)
-            add(_KILL, each.id, signum)
-        add(_EXIT_GROUP, each.status >> 8)
+            add(_KILL, each.id, each.signal)
+        add(_EXIT_GROUP, each.code)
 
     def _take_memory(self, source: Source) -> None:
         """Put the memory of this process, which the template has elsewhere, in its place."""

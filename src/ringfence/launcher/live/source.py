@@ -22,7 +22,8 @@ _CALL = b"\x0f\x05"  # syscall
 _PR_GET_TID_ADDRESS, _PR_GET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER, _PR = 40, 2, 37, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
 _CLONE_PARENT, _SIGCHLD = 0x8000, 17
-_MADVISE, DO_NOT_FORK, _DO_FORK, _WAIT4 = 28, 10, 11, 61
+_MADVISE, DO_NOT_FORK, _DO_FORK, _WAIT4, _WAITID = 28, 10, 11, 61, 247
+_EXITED, _STATUS_AT = 1, 24  # CLD_EXITED, and si_status in siginfo_t
 _FILTERS = 2  # of each program beside ours: see `lockdown.seal`
 _READ_ONLY = 1  # ST_RDONLY
 _SCRATCH = 1024
@@ -87,11 +88,14 @@ class Zombie:
     """A child that has ended, and which its parent has not waited for yet.
 
     Attributes:
-        status: As waitpid(2) has it.
+        code: What it exited with.
+        signal: What ended it; 0: it exited.
     """
 
-    def __init__(self, id: int, group: int, status: int) -> None:
-        self.id, self.group, self.status = id, group, status
+    code = signal = 0
+
+    def __init__(self, id: int, group: int) -> None:
+        self.id, self.group = id, group
 
 
 class Source:
@@ -353,6 +357,14 @@ class Source:
                 value = os.pread(memory, 32, scratch)
                 if any(value):
                     self.timers[which] = value
+        for each in self.zombies:
+            how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            thread.call(self._gadget, _WAITID, os.P_PID, each.id, scratch, how, 0)
+            signum, _errno, code = struct.unpack("=3i", os.pread(memory, 12, scratch))
+            (status,) = struct.unpack("=i", os.pread(memory, 4, scratch + _STATUS_AT))
+            if signum != signal.SIGCHLD:
+                raise CannotCopy("a child process of it has just ended")
+            each.code, each.signal = (status, 0) if code == _EXITED else (0, status)
         if self.parent is not None:
             thread.call(self._gadget, _PR, _PR_GET_PDEATHSIG, scratch)
             (self.death_signal,) = struct.unpack("=i", os.pread(memory, 4, scratch))

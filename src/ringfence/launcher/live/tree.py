@@ -121,8 +121,8 @@ class Tree:
                     raise
                 self.processes.remove(child)  # killed meanwhile
                 child.release()
-            if fields := _fields(pid):
-                source.zombies.append(_zombie(pid, fields))
+            if _fields(pid):
+                source.zombies.append(_zombie(pid))
                 ended = sum(len(each.zombies) for each in self.processes)
                 self._bound(ended, "ended children", MOST_PROCESSES)
 
@@ -225,15 +225,14 @@ def _fields(pid: int) -> list[bytes]:
         return []
 
 
-def _zombie(pid: int, fields: list[bytes]) -> Zombie:
-    """proc_pid_stat(5), exit_code, the last field."""
+def _zombie(pid: int) -> Zombie:
     with open(f"/proc/{pid}/status", "rb") as file:
         text = file.read()
     inside, group = (
         int(text.partition(b"\n%s:" % name)[2].partition(b"\n")[0].split()[-1])
         for name in (b"NSpid", b"NSpgid")
     )
-    return Zombie(inside, group, int(fields[-1]))
+    return Zombie(inside, group)
 
 
 def _name(pid: int) -> str:
