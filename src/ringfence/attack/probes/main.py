@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def copied() -> None:
-    """`main`, once it was copied: it says that it waits for standard input."""
+    """`main`, in a child, once both were copied: it says that it waits for standard input."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
     os.write(1, b"\n")
     main()
 
