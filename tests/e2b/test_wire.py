@@ -67,6 +67,13 @@ def test_pids_are_those_inside(box: Box) -> None:
     assert f"{pid}\n{pid}\n" == _text(messages)
 
 
+@pytest.mark.parametrize("before", ["", "cd /tmp; ", "cd /tmp && exec ", "true | "])
+def test_setsid_keeps_the_exit_code_and_the_output(box: Box, before: str) -> None:
+    messages = box.run(f"{before}setsid sh -c 'sleep 0.1; echo said; exit 3'")
+
+    assert (3, "said\n") == (messages[-2]["event"]["end"]["exitCode"], _text(messages))
+
+
 def test_a_script_may_be_longer_than_an_argument(box: Box) -> None:
     words = " ".join(["x" * 65_536] * 8)
 

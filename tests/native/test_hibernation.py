@@ -38,6 +38,10 @@ def test_it_wakes_for_whatever_is_asked(sandbox: Sandbox, tmp_path: Path) -> Non
     done = sandbox.exec(["sh", "-c", "echo one; exit 3"])
     assert (b"one\n", 3) == (done.stdout, done.exit_code)
 
+    for _ in range(2):  # the second after its PID 1 had mapped code of its own, and slept
+        assert hibernates(sandbox)
+        assert 3 == sandbox.exec(["setsid", "sh", "-c", "exit 3"], session_leader=False).exit_code
+
     assert hibernates(sandbox)
     sandbox.files.write("/tmp/kept.txt", b"kept")
     assert hibernates(sandbox)

@@ -52,7 +52,7 @@ def _calls(sandbox: GvisorSandbox, ended: int) -> list[tuple[str, str]]:
 
 
 def test_an_exec_takes_few(told: GvisorBackend) -> None:
-    if not vforked.is_here:
+    if not vforked.is_here():
         pytest.skip("another processor")
     spec = SandboxSpec(tier=STRONG)
     inner = told.provision(spec)

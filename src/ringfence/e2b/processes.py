@@ -95,9 +95,6 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     tag = field(form, "tag", str, "")
     if len(tag) > _LONGEST_TAG:
         raise RpcError("invalid_argument", f"tag: over {_LONGEST_TAG} characters")
-    if argv[:-1] == _SHELL and str(argv[-1]).startswith("setsid "):
-        # An exec leads a session. Where bash replaced itself by setsid, that would fork and not wait.
-        argv = (*_SHELL, f"{argv[-1]}\nexit")
     if argv[:-1] == _SHELL and len(str(argv[-1])) > _LONGEST_ARGUMENT:
         argv = await _from_file(call, str(argv[-1]))
     live, timeout_s = call.inside, deadline_s(call)
@@ -112,6 +109,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         timeout_s=timeout_s,
         pty=_size_of(pty) if pty is not None else None,
         stream_stdin=field(form, "stdin", bool, True),
+        session_leader=pty is not None,
     )
     wanted = call.service.permissions.judge(call.caller, request)
     if request.cwd and not await call.call(live.sandbox.files.exists, request.cwd):

@@ -17,7 +17,7 @@ import time
 
 from ..launcher import wire
 from ..launcher.machine_code import process_image_elf
-from ..launcher.pid1 import init
+from ..launcher.pid1 import init, processes
 from ..linux import libc, namespaces, privileges, signals
 from . import flows, looking, relays, room, users
 from .execs import Execs
@@ -146,7 +146,10 @@ class Agent(FileRequests):
         run = self.execs.running.get(number)
         if run is None or run.report is not None:
             raise ProcessLookupError(errno.ESRCH, "the process has ended")
-        os.kill(-run.pid if group else run.pid, signum)  # it leads a session, so also a group
+        if group:
+            processes.send_to_group(run.pid, signum)
+        else:
+            os.kill(run.pid, signum)
         return b""
 
     def _do_pid(self, _reply: wire.Socket, _fds: list[int], number: int) -> bytes:

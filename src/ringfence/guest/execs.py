@@ -81,12 +81,14 @@ class Execs:
         cwd: str,
         timeout_s: float,
         terminal: tuple[int, int] | None,
+        leads: bool,
         uid: int,
         is_relayed: bool = False,
     ) -> Exec | None:
         """Start one, whose end is told on `reply`; None: it could not be, which has been told.
 
         Args:
+            leads: It leads a session of its own: see `forked.start`.
             is_relayed: Its streams pass through us, so that it can be saved: see `relays`.
         """
         self.last_number = number
@@ -97,7 +99,7 @@ class Execs:
                     run.relay = relays.Relay(streams)
                 streams = run.relay.inner
             with self.oom_score:
-                starting.start(run, self.groups, streams, argv, env, cwd, terminal)
+                starting.start(run, self.groups, streams, argv, env, cwd, terminal, leads=leads)
         except OSError as exc:
             _tell(run, wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=run.stage))
             self.groups.remove(number)

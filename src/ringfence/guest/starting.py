@@ -27,6 +27,8 @@ def start(
     env: dict[str, str],
     cwd: str,
     terminal: tuple[int, int] | None,
+    *,
+    leads: bool,
 ) -> None:
     """Start it, in a group of its own. `streams` are closed; `run.stage` tells how far this came.
 
@@ -34,6 +36,7 @@ def start(
         streams: The program's first three descriptors, or the last two; with a terminal, the socket
             that its bytes are to go through.
         terminal: Its rows and columns.
+        leads: It leads a session of its own: see `forked.start`.
 
     Raises:
         OSError: Nothing was started.
@@ -55,10 +58,10 @@ def start(
         groups.enter(run.number)
         try:
             # A running process of that user could stop our child before it has begun.
-            if users.is_root and vforked.is_here and not init.has_children():
-                _vfork(run, argv, env, cwd, actions)
+            if users.is_root and vforked.is_here() and not init.has_children():
+                _vfork(run, argv, env, cwd, actions, leads)
             else:
-                _spawn(run, argv, env, cwd, actions, become)
+                _spawn(run, argv, env, cwd, actions, become, leads)
         finally:
             groups.leave()
     finally:
@@ -94,15 +97,20 @@ def _open_terminal(run: Exec, opened: list[int], rows: int, columns: int) -> str
     return name
 
 
-def _vfork(run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: list[Any]) -> None:
+def _vfork(
+    run: Exec, argv: list[str], env: dict[str, str], cwd: str, actions: list[Any], leads: bool
+) -> None:
     run.stage = wire.STAGE_COMMAND
     paths, ignored = programs.candidates(argv[0], env), programs.ignored_signals()
-    begin = vforked.Start(run.uid, cwd, env, actions, ignored).begin
+    group = 0 if leads else forked.begin_group()
+    begin = vforked.Start(run.uid, cwd, env, actions, ignored, group).begin
     try:
         run.pid = programs.first_of(paths, argv, begin, cwd)
     except vforked.NoDirectory:
         run.stage = wire.STAGE_CWD
         raise
+    finally:
+        forked.end_group(group)
 
 
 def _confine_on(slave: int) -> None:
@@ -119,6 +127,7 @@ def _spawn(
     cwd: str,
     actions: list[Any],
     become: Callable[[], None] | None,
+    leads: bool,
 ) -> None:
     paths = programs.candidates(argv[0], env)
     run.stage = wire.STAGE_CWD
@@ -126,23 +135,30 @@ def _spawn(
         programs.enter(cwd)
     run.stage = wire.STAGE_COMMAND
     try:
-        if not users.is_root:  # there is one user, and nobody to become
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, become)
-        elif init.has_children():
-            as_user = users.become_for_good(run.uid)
-            run.pid, run.failure_fd = forked.start(paths, argv, env, actions, as_user)
+        if users.is_root and not init.has_children():
+            _spawn_first(run, paths, argv, env, actions, leads)
         else:
-            _spawn_first(run, paths, argv, env, actions)
+            if users.is_root:  # else there is one user, and nobody to become
+                become = users.become_for_good(run.uid)
+            started = forked.start(paths, argv, env, actions, become, leads=leads)
+            run.pid, run.failure_fd = started
     finally:
         os.chdir("/")
 
 
 def _spawn_first(
-    run: Exec, paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]
+    run: Exec,
+    paths: list[str],
+    argv: list[str],
+    env: dict[str, str],
+    actions: list[Any],
+    leads: bool,
 ) -> None:
+    group = 0 if leads else forked.begin_group()
     os.setresgid(run.uid, 0, -1)
     os.setresuid(run.uid, 0, -1)
     try:
-        run.pid = programs.spawn_first(paths, argv, env, actions, as_real_user=True)
+        run.pid = programs.spawn_first(paths, argv, env, actions, as_real_user=True, group=group)
     finally:
         users.become_root()
+        forked.end_group(group)

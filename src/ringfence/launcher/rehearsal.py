@@ -74,7 +74,7 @@ def _rehearse_exec(plan: Plan, signal_fd: int, oom_score_fd: int, io_fd: int) ->
         wire.send(host, plan)
         found, _ = wire.receive(control)
         lockdown.apply_rlimits(found["rlimits"])  # as they are
-        request = "exec", _NUMBER, [_NO_PROGRAM], _ENVIRONMENT, "/", 0.0, None
+        request = "exec", _NUMBER, [_NO_PROGRAM], _ENVIRONMENT, "/", 0.0, None, True
         wire.send(host, request, [reply.fileno(), null, null])
         host.close()
         init.Init(plan, control, signal_fd, oom_score_fd, io_fd).run()

@@ -52,6 +52,7 @@ class ExecParts(TypedDict, total=False):
     stdin: bytes | str | None
     timeout_s: float | None
     max_output_bytes: int | None
+    session_leader: bool
     on_stdout: Callable[[bytes], None] | None
     on_stderr: Callable[[bytes], None] | None
 

@@ -159,6 +159,7 @@ class AsyncSandbox:
         stdin: bytes | str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
@@ -175,6 +176,7 @@ class AsyncSandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
         )
         check_callbacks(on_stdout, on_stderr)
         # Starting is one datagram: cheaper than a detour through another thread.

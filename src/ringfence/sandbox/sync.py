@@ -273,6 +273,7 @@ class Sandbox:
         stdin: bytes | str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
@@ -288,6 +289,8 @@ class Sandbox:
             stdin: Sent to the process, which then reads the end of its input.
             timeout_s: Wall-clock seconds, > 0; then the whole process tree is killed.
             max_output_bytes: Kept of each stream, head and tail; the rest is counted.
+            session_leader: False has the process lead neither a session nor its process group: setsid(1)
+                then replaces it instead of forking, and a command's exit code is the result's.
             on_stdout, on_stderr: Called with each piece as it comes, in this thread.
 
         Raises:
@@ -303,6 +306,7 @@ class Sandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
         )
         check_callbacks(on_stdout, on_stderr)
         run = begin(self._inner, request)
@@ -324,6 +328,7 @@ class Sandbox:
         pty: tuple[int, int] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> Process:
@@ -345,6 +350,7 @@ class Sandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
             pty=pty,
             stream_stdin=stream_stdin,
         )

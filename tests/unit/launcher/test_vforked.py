@@ -12,7 +12,7 @@ import pytest
 from ringfence.launcher.machine_code import vforked
 from ringfence.launcher.pid1 import programs
 
-pytestmark = pytest.mark.skipif(not vforked.is_here, reason="another processor")
+pytestmark = pytest.mark.skipif(not vforked.is_here(), reason="another processor")
 
 
 def _start(cwd: Path, *actions: Any) -> vforked.Start:

@@ -135,7 +135,8 @@ class LocalSandbox(Comparable):
             environment.setdefault("TERM", "xterm-256color")
         timeout = request.timeout_s or self.spec.limits.wall_time_s or 0.0
         cwd = self.working_directory(request.cwd)
-        return list(request.argv), environment, cwd, timeout, request.pty
+        rest = timeout, request.pty, request.session_leader
+        return list(request.argv), environment, cwd, *rest
 
     def send(self, message: object, fds: list[int], control: wire.Socket | None = None) -> None:
         """Send a request whose answer, if any, comes on the first of `fds`.

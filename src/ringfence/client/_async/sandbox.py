@@ -92,6 +92,7 @@ class AsyncRemoteSandbox:
         stdin: bytes | str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
@@ -109,6 +110,7 @@ class AsyncRemoteSandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
         )
         check_callbacks(on_stdout, on_stderr)
         form, large_input = split_input(request)
@@ -138,6 +140,7 @@ class AsyncRemoteSandbox:
         pty: tuple[int, int] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> AsyncRemoteProcess:
@@ -151,6 +154,7 @@ class AsyncRemoteSandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
             pty=pty,
             stream_stdin=stream_stdin,
         )

@@ -93,6 +93,7 @@ class RemoteSandbox:
         stdin: bytes | str | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
@@ -110,6 +111,7 @@ class RemoteSandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
         )
         check_callbacks(on_stdout, on_stderr)
         form, large_input = split_input(request)
@@ -139,6 +141,7 @@ class RemoteSandbox:
         pty: tuple[int, int] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        session_leader: bool = True,
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> RemoteProcess:
@@ -152,6 +155,7 @@ class RemoteSandbox:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            session_leader=session_leader,
             pty=pty,
             stream_stdin=stream_stdin,
         )

@@ -247,8 +247,8 @@ class Source:
         if int(facts.get("Seccomp_filters", around + _FILTERS)) != around + _FILTERS:
             raise CannotCopy("it has a system-call filter of its own")
         fields = _read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()
-        if self.parent is None and int(fields[3]) != self.pid:
-            raise CannotCopy("it does not lead a session")
+        if self.parent is None:
+            self._check_group(fields)
         if int(fields[4]):
             raise CannotCopy("it has a terminal")
         self.id, self.group, self.session = (
@@ -263,6 +263,14 @@ class Source:
         if not all(places):
             raise CannotCopy("its memory is not ours to look into")
         self.memory_map = places
+
+    def _check_group(self, fields: list[bytes]) -> None:
+        """Refuse an exec that has left its session, or joined a process group of another."""
+        group, session = fields[2:4]
+        parents = _read(f"/proc/{int(fields[1])}/stat").rpartition(b")")[2].split()[2:4]
+        # What `forked.begin_group` has put in a group of its own is in PID 1's session.
+        if int(session) != self.pid and (group in parents or parents[1:] != [session]):
+            raise CannotCopy("it has neither a session nor a process group of its own")
 
     # -- memory ---------------------------------------------------------------------------------
 

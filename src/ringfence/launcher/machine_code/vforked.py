@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 # arch/x86/include/generated/uapi/asm/unistd_64.h
 _OPEN, _CLOSE, _RT_SIGACTION, _RT_SIGPROCMASK, _DUP2 = 2, 3, 13, 14, 33
-_EXECVE, _CHDIR, _SETSID, _SETRESUID, _SETRESGID, _CLOSE_RANGE = 59, 80, 112, 117, 119, 436
+_EXECVE, _CHDIR, _SETPGID, _SETSID, _SETRESUID, _SETRESGID = 59, 80, 109, 112, 117, 119
+_CLOSE_RANGE = 436
+_NO_ROW = (1 << 64) - 1  # ends a table
 _SIG_SETMASK, _SIGSET_BYTES, _EVERY_FD = 2, 8, 0x7FFFFFFF
 # struct kernel_sigaction with SIG_DFL, no flags and nothing blocked; and a set of no signals.
 _DEFAULT = bytes(32)
@@ -78,8 +80,34 @@ def _map_code() -> Any:
     return cdata.function_at(start, cdata.c_long, cdata.c_void_p, cdata.c_void_p)
 
 
-_vfork = _map_code()
-is_here = _vfork is not None
+_mapped: list[Any] = []
+
+
+def _code() -> Any:
+    """Map it at the first use, so that neither a zygote nor an image of a process contains it."""
+    if not _mapped:
+        _mapped.append(_map_code())
+    return _mapped[0]
+
+
+def is_here() -> bool:
+    """Return whether the code can run here."""
+    return _code() is not None
+
+
+def ended_child() -> int:
+    """Make a child that ends at once, and return its pid; the caller waits for it."""
+    pid: int
+    if not is_here():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        return pid
+    nothing, failure = cdata.c_ulong(_NO_ROW), _Failure()
+    pid = _code()(cdata.addressof(nothing), cdata.addressof(failure))
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return pid
 
 
 class Start:
@@ -89,16 +117,23 @@ class Start:
         uid: Whom it runs as, with a group of the same number.
         actions: As for posix_spawn.
         ignored: The signals that we ignore, and the program shall not.
+        group: To join instead of beginning a session; 0: none.
     """
 
     def __init__(
-        self, uid: int, cwd: str, env: dict[str, str], actions: list[Any], ignored: list[int]
+        self,
+        uid: int,
+        cwd: str,
+        env: dict[str, str],
+        actions: list[Any],
+        ignored: list[int],
+        group: int = 0,
     ) -> None:
         self._held: list[Any] = []  # what is at the addresses below
         default = self._at(_DEFAULT)
         self._env = self._list([f"{name}={value}" for name, value in env.items()])
         self._rows: list[Row] = [
-            (_SETSID,),
+            (_SETPGID, 0, group) if group else (_SETSID,),
             (_SETRESGID, uid, uid, uid),
             (_SETRESUID, uid, uid, uid),
         ]
@@ -121,7 +156,7 @@ class Start:
         execve = _EXECVE, self._text(path), self._list(argv), self._env
         table = self._at(process_image_elf.rows_of([*self._rows, execve]))
         failure = _Failure()
-        pid: int = _vfork(table, cdata.addressof(failure))
+        pid: int = _code()(table, cdata.addressof(failure))
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), path)
         if not failure.errno:

@@ -13,6 +13,7 @@ import _struct as struct
 import errno
 import posix as os
 
+from ..machine_code import vforked
 from . import programs
 
 TYPE_CHECKING = False
@@ -30,11 +31,14 @@ def start(
     env: dict[str, str],
     actions: list[Any],
     become: Callable[[], None] | None = None,
+    *,
+    leads: bool = True,
 ) -> tuple[int, int]:
     """Fork, and in the child begin the first of `paths` that can be; actions as for posix_spawn.
 
     Args:
-        become: Called in the child, in a session of its own, before anything of the program's is touched.
+        become: Called in the child, in its session and group, before anything of the program's is touched.
+        leads: It leads a session of its own; else it follows in a process group, in our session.
 
     Returns:
         The pid, and a descriptor for `failure`.
@@ -49,6 +53,10 @@ def start(
     if pid == 0:
         number = errno.EIO
         try:
+            if leads:
+                os.setsid()
+            else:
+                _follow()
             _prepare(actions, become)
             number = _begin(paths, argv, env)
         except OSError as exc:
@@ -58,6 +66,24 @@ def start(
             os._exit(127)
     os.close(write)
     return pid, read
+
+
+def begin_group() -> int:
+    """Begin a process group in our session. Its leader is a child that ends at once.
+
+    The group can be joined until `end_group`, and lasts for as long as it has members: a process in it leads
+    neither a session nor a group, so that setsid(1) need not fork.
+    """
+    leader = vforked.ended_child()
+    os.setpgid(leader, leader)
+    return leader
+
+
+def end_group(leader: int) -> None:
+    """Wait for the leader, if there is one. Killed first: stopped by a guest it would hold us up."""
+    if leader:
+        os.kill(leader, signal.SIGKILL)
+        os.waitpid(leader, 0)
 
 
 def failure(fd: int) -> int:
@@ -71,8 +97,15 @@ def failure(fd: int) -> int:
     return int(_FAILURE.unpack(data)[0]) if len(data) == _FAILURE.size else 0
 
 
+def _follow() -> None:
+    leader = begin_group()
+    try:
+        os.setpgid(0, leader)
+    finally:
+        end_group(leader)
+
+
 def _prepare(actions: list[Any], become: Callable[[], None] | None) -> None:
-    os.setsid()
     if become is not None:
         become()
     for verb, fd, *rest in actions:

@@ -269,6 +269,7 @@ class Init:
         cwd: str,
         timeout_s: float,
         terminal: tuple[int, int] | None,
+        leads: bool,
     ) -> None:
         reply = wire.adopt(fds[0])
         run = Exec(number, reply, time.monotonic() + timeout_s if timeout_s else 0.0)
@@ -291,7 +292,7 @@ class Init:
             programs.enter(cwd)
             stage = wire.STAGE_COMMAND
             processes.set_tag(self.plan["tag_key"], run.tag)
-            self._spawn(run, argv, env, actions)
+            self._spawn(run, argv, env, actions, leads)
         except OSError as exc:
             report = wire.ExecReport(spawn_errno=exc.errno or errno.EIO, failed_stage=stage)
             wire.answer(reply, report.pack())
@@ -327,30 +328,42 @@ class Init:
             raise ProcessLookupError(3, "the process has ended")
         return b"%d" % run.pid
 
-    def _spawn(self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any]) -> None:
+    def _spawn(
+        self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any], leads: bool
+    ) -> None:
         paths = programs.candidates(argv[0], env)
         self._oom_score(_PREFER_FOR_OOM)
         try:
             if self.is_full or has_children():
                 join = self.apart.enter if self.apart else None
-                run.pid, run.failure_fd = forked.start(paths, argv, env, actions, join)
+                started = forked.start(paths, argv, env, actions, join, leads=leads)
+                run.pid, run.failure_fd = started
             else:
-                run.pid = self._spawn_first(paths, argv, env, actions)
+                run.pid = self._spawn_first(paths, argv, env, actions, leads)
         finally:
             self.is_full = False
             self._oom_score(self.own_score)
 
     def _spawn_first(
-        self, paths: list[str], argv: list[str], env: dict[str, str], actions: list[Any]
+        self,
+        paths: list[str],
+        argv: list[str],
+        env: dict[str, str],
+        actions: list[Any],
+        leads: bool,
     ) -> int:
         """Start what runs alone. It shares our memory until it has begun, so we go where it is to be."""
-        if self.apart is None:
-            return programs.spawn_first(paths, argv, env, actions)
-        self.apart.enter()
+        group = 0 if leads else forked.begin_group()
         try:
-            return programs.spawn_first(paths, argv, env, actions)
+            if self.apart is None:
+                return programs.spawn_first(paths, argv, env, actions, group=group)
+            self.apart.enter()
+            try:
+                return programs.spawn_first(paths, argv, env, actions, group=group)
+            finally:
+                self.apart.leave()
         finally:
-            self.apart.leave()
+            forked.end_group(group)
 
     def _await_memory(self, usage_fd: int, most: int, until: float) -> None:
         """Before an exec: wait for what the kernel has yet to give back of processes that it has killed."""
@@ -512,7 +525,10 @@ class Init:
         run = self.execs.get(number)
         if run is None or run.report is not None:
             raise ProcessLookupError(3, "the process has ended")
-        os.kill(-run.pid if group else run.pid, signum)  # it leads a session, so also a group
+        if group:
+            processes.send_to_group(run.pid, signum)
+        else:
+            os.kill(run.pid, signum)
 
     def _do_kill(self, number: int) -> None:
         run = self.execs.get(number)

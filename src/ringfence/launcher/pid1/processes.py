@@ -30,6 +30,15 @@ def send(pid: int, signum: int) -> None:
         pass  # gone, or another user's, whose own agent looks after it
 
 
+def send_to_group(pid: int, signum: int) -> None:
+    """Send a signal to a process and its process group.
+
+    A follower may have joined the group of PID 1: then to it alone, since 0 and -1 mean others.
+    """
+    group = os.getpgid(pid)
+    os.kill(pid if group in (0, 1, os.getpgrp()) else -group, signum)
+
+
 def begin() -> None:
     """Find out whether the numbers in /proc are those of our own PID namespace.
 

@@ -39,16 +39,19 @@ def spawn_first(
     actions: list[Any],
     *,
     as_real_user: bool = False,
+    group: int = 0,
 ) -> int:
-    """Start the first of `paths` that can be, in a session of its own: its signals reach no other exec.
+    """Start the first of `paths` that can be; its own session or group keeps its signals from other execs.
 
     Args:
         as_real_user: The program gets the caller's real ids for its effective ones.
+        group: Of `forked.begin_group`; 0: it leads a session.
 
     Raises:
         OSError: ELIBACC: it is there, and what it is begun with is not.
     """
-    settings: dict[str, Any] = {"setsid": True, "setsigmask": [], "setsigdef": ALL_SIGNALS}
+    settings: dict[str, Any] = {"setpgroup": group} if group else {"setsid": True}
+    settings |= {"setsigmask": [], "setsigdef": ALL_SIGNALS}
     settings["resetids"] = as_real_user
 
     def begin(path: str, argv: list[str]) -> int:

@@ -40,6 +40,8 @@ class ExecRequest(Model):
             `limits.output_bytes`.
         pty: `(rows, columns)` to run on a terminal, whose output is all on stdout.
         stream_stdin: Keep stdin open for the caller to write to, instead of `stdin`.
+        session_leader: Lead a session and a process group, as each terminal needs. False: neither, in
+            a process group of its own, so that setsid(1) replaces the process instead of forking.
     """
 
     _in_bytes = ("stdin",)
@@ -53,6 +55,7 @@ class ExecRequest(Model):
     max_output_bytes: int | None = None
     pty: tuple[int, int] | None = None
     stream_stdin: bool = False
+    session_leader: bool = True
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -69,6 +72,12 @@ class ExecRequest(Model):
             checks.integer(self.max_output_bytes, "max_output_bytes", 0, _MOST_OUTPUT)
         if self.pty is not None:
             put(self, "pty", terminal_size(self.pty, "pty"))
+        checks.flag(self.session_leader, "session_leader")
+        if self.pty is not None and not self.session_leader:
+            checks.refuse(
+                "session_leader",
+                "must be true on a terminal, which only a session's leader controls",
+            )
         self._check_stdin()
 
     def _check_stdin(self) -> None:

@@ -131,6 +131,43 @@ class Endings(ConformanceBase):
         assert (None, 15) == (result.exit_code, result.signal)
         assert result.killed_by is None
 
+    def test_setsid_keeps_the_exit_code_of_what_leads_nothing(self, sandbox: Lab) -> None:
+        """setsid(1) forks where it leads a process group, and does not wait for what it forked."""
+        run = sandbox.start(
+            *("setsid", "sh", "-c", "sleep 0.2; echo said; exit 3"), session_leader=False
+        )
+        result = sandbox.finish(run)
+
+        assert (3, b"said\n") == (result.exit_code, result.stdout)
+
+    def test_the_group_of_what_leads_nothing_is_its_own(self, sandbox: Lab) -> None:
+        others = [
+            sandbox.start("sh", "-c", "echo ready; sleep 600", session_leader=leads)
+            for leads in (True, False)
+        ]
+        script = "trap 'exit 7' 12; sh -c 'echo ready; exec sleep 600'; exit 8"
+        grouped = sandbox.start("sh", "-c", script, session_leader=False)
+        for each in (*others, grouped):
+            read_until(each.stdout, b"ready", self.patience_s)
+
+        grouped.signal(12, group=True)
+        assert 7 == sandbox.finish(grouped).exit_code
+        assert not sandbox.sh("kill -9 0", session_leader=False).ok, "its own group and no other"
+        assert not any(is_readable(each.done) for each in others)
+        for each in others:
+            each.kill()
+            assert "caller" == sandbox.finish(each).killed_by
+
+    def test_all_of_what_leads_nothing_is_killed(self, sandbox: Lab) -> None:
+        process = sandbox.start("sh", "-c", TREE + "sleep 600", session_leader=False)
+        read_until(process.stdout, b"ready", self.patience_s)
+
+        process.kill()
+
+        wait_done(process, self.patience_s)
+        read_to_end(process.stdout, self.patience_s)
+        assert (9, "caller") == (process.status().signal, process.status().killed_by)
+
     def test_a_signal_after_the_end_does_nothing(self, sandbox: Lab) -> None:
         process = sandbox.start("true")
         wait_done(process, self.patience_s)

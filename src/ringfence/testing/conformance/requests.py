@@ -40,6 +40,8 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": True}, "timeout_s"),
     ({"max_output_bytes": -1}, "max_output_bytes"),
     ({"pty": (0, 80)}, "pty"),
+    ({"session_leader": 1}, "session_leader"),
+    ({"pty": (24, 80), "session_leader": False}, "session_leader"),
 ]
 BAD_SPECS: list[tuple[dict[str, Any], str]] = [
     ({"id": "  "}, "id"),

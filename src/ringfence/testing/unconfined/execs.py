@@ -1,4 +1,4 @@
-"""An exec: a process of the host in a session of its own, and a thread that waits for it."""
+"""An exec: a process of the host, and a thread that waits for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...backends.local.agents.streams import open_streams
 from ...errors import InvalidRequest, LifecycleError
+from ...launcher.pid1.processes import send_to_group
 from ...model.base.ids import new_id
 from ...model.execs.exec import (
     KILLED_BY_CALLER,
@@ -64,6 +65,7 @@ class UnconfinedExec:
             for fd in opened:
                 os.close(fd)
             raise
+        leader = None if request.session_leader else _begin_group()
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -72,12 +74,15 @@ class UnconfinedExec:
                 stderr=inner[-1],
                 env={**env, processes.TAG: self._scope},
                 cwd=cwd,
-                start_new_session=True,
+                start_new_session=request.session_leader,
+                process_group=leader,
             )
         except OSError as exc:  # as a shell: 127 not found, 126 found and not executable
             self._finish(ExecStatus(exit_code=127 if exc.errno in _NOT_FOUND else 126))
             return
         finally:
+            if leader is not None:
+                os.waitpid(leader, 0)
             for fd in set(opened) - {self.stdin, self.stdout, self.stderr}:
                 os.close(fd)
         self._thread = threading.Thread(target=self._watch, args=(timeout_s,), daemon=True)
@@ -106,7 +111,7 @@ class UnconfinedExec:
             raise InvalidRequest(f"{signum} is not a signal", field="signum")
         with self._lock:
             if self._status is None:  # not waited for: its number is nobody else's
-                (os.killpg if group else os.kill)(self._process.pid, signum)
+                (send_to_group if group else os.kill)(self._process.pid, signum)
 
     def kill(self) -> None:
         self.blame(KILLED_BY_CALLER)
@@ -117,7 +122,7 @@ class UnconfinedExec:
         with self._lock:
             if self._status is None:
                 self._killed_by = self._killed_by or killed_by
-                os.killpg(self._process.pid, signal.SIGKILL)
+                send_to_group(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Wait until `done` is readable."""
@@ -180,3 +185,8 @@ class UnconfinedExec:
     def _finish(self, status: ExecStatus) -> None:
         self._status = status
         os.close(self._end)  # `done` is at its end, and so readable
+
+
+def _begin_group() -> int:
+    """Begin a process group in our session; it can be joined until its leader, which ends, is waited for."""
+    return os.posix_spawn("/bin/true", ["true"], {}, setpgroup=0)
