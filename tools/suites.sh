@@ -147,7 +147,7 @@ run() {  # NAME, then pytest arguments
   local name=$1 home=$stage/home-$1 cache=$stage/home-$1/cache packages directory backend status become=("${become[@]}"); shift
   if [[ " $suites_of_users " = *" $name "* ]]; then
     [ ${#become_ranged[@]} = 0 ] || become=("${become_ranged[@]}")
-    [ -z "$no_ranges" ] || set -- "$@" "--deselect=$test_of_users"
+    [ -z "$no_ranges" ] || set -- "$@" "--deselect=$(test_of_users "$name")"
   fi
   packages=$(packages_of "$name") directory=$(directory_of "$name") backend=$(backend_of "$name")
   # What is imported is compiled once for all suites of those packages; root executes only its own.
@@ -187,7 +187,7 @@ else
   make_stage
   for name in $suites_of_users; do
     [[ " ${names[*]} " = *" $name "* ]] || continue
-    if has_ranges; then no_ranges=''; else cannot_run "$name, $test_of_users" "$no_ranges"; fi
+    if has_ranges; then no_ranges=''; else cannot_run "$name, $(test_of_users "$name")" "$no_ranges"; fi
   done
   say "installing ${names[*]}"
   for name in "${names[@]}"; do rm -f "build/suite-$name".{log,xml}; done

@@ -5,7 +5,7 @@
 # server (`server=`). All use NAME's packages. Without a framework's own tests (adk, autogen, harbor, smolagents
 # has some) gVisor changes nothing that the conformance suite of backends does not ask: they run there no more.
 # Each of the second line comes long after the one whose compiled packages it finds.
-suites=(harbor adk autogen e2b e2b-next e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai pydantic ray smolagents
+suites=(harbor adk autogen e2b e2b-next e2b_inspect e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai pydantic ray smolagents
   inspect-root openai-gvisor
   harbor-remote adk-remote autogen-remote inspect-remote langchain-remote mcp-remote openai-remote pydantic-remote smolagents-remote)
 
@@ -20,9 +20,16 @@ packages_of() {
   esac
 }
 
-# Suites that ask for a second user inside, and their one test that does: an ordinary user needs a range of ids for it.
-suites_of_users='inspect inspect-remote'
-test_of_users=inspect/test_inspect.py::test_exec_as_user
+# Suites that ask for a second user inside: an ordinary user needs a range of ids for it.
+suites_of_users='inspect inspect-remote e2b_inspect'
+
+# test_of_users NAME: which of its tests ask for one.
+test_of_users() {
+  case $1 in
+    e2b_inspect) echo e2b_inspect/ ;; # all: its environment is root
+    *) echo inspect/test_inspect.py::test_exec_as_user ;;
+  esac
+}
 
 # backend_of NAME: what its sandboxes run in; nothing for the default.
 backend_of() {
@@ -42,7 +49,7 @@ directory_of() {
 # python_of NAME: the oldest Python that its packages run on.
 python_of() {
   case $1 in
-    harbor) echo 3.12 ;;
+    harbor | e2b_inspect) echo 3.12 ;;
     *) echo 3.11 ;;
   esac
 }
