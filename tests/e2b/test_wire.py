@@ -129,6 +129,59 @@ def test_input_reaches_the_process_and_ends(box: Box) -> None:
     assert (404, "not_found") == (gone.status_code, gone.json()["code"])
 
 
+def test_input_for_what_takes_none_says_what_to_do(box: Box) -> None:
+    process = {"cmd": "sleep", "args": ["60"]}
+    form = {"process": process, "tag": "deaf", "stdin": False}
+    thread = threading.Thread(target=lambda: box.stream("/process.Process/Start", form))
+    thread.start()
+    selector = {"process": {"tag": "deaf"}}
+    given = {"input": {"stdin": ""}, **selector}
+    until = time.monotonic() + 20
+    while (refused := box.rpc("/process.Process/SendInput", given)).json()["code"] == "not_found":
+        assert time.monotonic() < until
+    killed = {"signal": "SIGNAL_SIGKILL", **selector}
+    assert 200 == box.rpc("/process.Process/SendSignal", killed).status_code
+    thread.join(20)
+
+    assert "failed_precondition" == refused.json()["code"]
+    assert "start the command with stdin=True" in refused.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "name", ["new\nline", "\r\nX-A: b", 'a"b\\c', "\u00fc \u6f22", "\x7f\x01", "~"]
+)
+def test_a_file_may_have_any_name(box: Box, name: str) -> None:
+    written = box.call("POST", "/files", params={"path": name}, files={"file": ("n", b"1")})
+    assert [name] == [each["name"] for each in written.json()]
+
+    read = box.call("GET", "/files", params={"path": name})
+    assert (200, b"1") == (read.status_code, read.content)
+    assert "x-a" not in read.headers
+
+
+@pytest.mark.parametrize("timeout", [-1, 10**9, 366 * 86_400 + 1])
+def test_a_timeout_out_of_bounds_is_refused_by_its_name(
+    client: Client, box: Box, timeout: int
+) -> None:
+    form = {"timeout": timeout}
+    answers = [
+        client.api("POST", "/v2/sandboxes", json=form),
+        client.api("POST", f"/sandboxes/{box.id}/timeout", json=form),
+        client.api("POST", f"/v2/sandboxes/{box.id}/connect", json=form),
+        client.api("POST", f"/sandboxes/{box.id}/fork", json=form),
+    ]
+
+    for answer in answers:
+        assert 400 == answer.status_code, answer.text
+        assert f"timeout: {timeout} seconds; give 0 to" in answer.json()["message"]
+
+
+def test_no_size_is_zero(client: Client, box: Box) -> None:
+    shown = client.api("GET", f"/sandboxes/{box.id}").json()
+
+    assert all(shown[each] > 0 for each in ("cpuCount", "memoryMB", "diskSizeMB"))
+
+
 def test_files_are_written_read_and_described(box: Box) -> None:
     form = {"file": ("deep/er/a.txt", b"first"), "other": ("/home/user/b", b"x" * 300_000)}
     written = box.call("POST", "/files", files=form).json()

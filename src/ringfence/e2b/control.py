@@ -25,6 +25,7 @@ from ..sessions.live import Live
 from . import lives, network, template_steps, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
+from .metering import sizes
 from .notes import Notes, notes_of, own_metadata
 from .processes import note_copies
 
@@ -33,10 +34,8 @@ ENVD_VERSION = "0.6.4"
 ORDER = "x-ringfence-order"
 """Field of a list that a gateway gets: what its items are in the order of."""
 _CLIENT = "ringfence"
-_DEFAULT_S = 15
 _MOST_FORKS, MOST_PAGE = 100, 100
 _LONGEST_NAME = 128  # of a snapshot
-_MIB = 1 << 20
 _CLOCK_SET_S = 0.5  # more than clocks drift apart: somebody has set one
 _REFUSED = {
     "volumeMounts": "volumes are not supported by Ringfence: mount a directory by a template",
@@ -52,7 +51,7 @@ async def create(call: Call) -> Response:
         if form.get(name):
             raise ApiError(501, why)
     template = field(form, "templateID", str, "base")
-    timeout = field(form, "timeout", int, _DEFAULT_S)
+    timeout = lives.timeout_of(call, form)
     auto_resume = field(field(form, "autoResume", dict, {}), "enabled", bool, False)
     asked = field(form, "network", dict, {})
     notes = Notes(
@@ -179,9 +178,7 @@ def _listed(call: Call, live: Live) -> dict[str, Any]:
         "clientID": _CLIENT,
         "startedAt": timestamp(live.created_at),
         "endAt": timestamp(_wall(call, live.expires)),
-        "cpuCount": max(1, round(limits.cpus or 1)),
-        "memoryMB": (limits.memory_bytes or 0) // _MIB,
-        "diskSizeMB": (limits.disk_bytes or 0) // _MIB,
+        **sizes(limits.to_json()),
         "metadata": own_metadata(live.metadata),
         "state": _state(live),
         "envdVersion": ENVD_VERSION,
@@ -235,10 +232,7 @@ async def kill(call: Call) -> Response:
 
 async def set_timeout(call: Call) -> Response:
     """Let a sandbox end so many seconds from now."""
-    live, timeout = _live(call), field(await call.form(), "timeout", int)
-    if timeout is None or timeout < 0:
-        raise ApiError(400, "timeout: must be a number of seconds, 0 or more")
-    call.service.permissions.check_life(call.caller, timeout)
+    live, timeout = _live(call), lives.timeout_of(call, await call.form(), None)
     manager = call.service.manager
     await call.call(manager.extend, live.id, max(0.001, timeout))
     return Response(status_code=204)
@@ -246,8 +240,7 @@ async def set_timeout(call: Call) -> Response:
 
 async def connect(call: Call) -> Response:
     """Resume a sandbox if it is paused; its deadline is never brought closer."""
-    live, timeout = _live(call), field(await call.form(), "timeout", int, _DEFAULT_S)
-    call.service.permissions.check_life(call.caller, timeout)
+    live, timeout = _live(call), lives.timeout_of(call, await call.form())
     manager = call.service.manager
     was_paused = await call.call(lives.wake, manager, live, float(timeout))
     return JSONResponse(_opened(call, live), 201 if was_paused else 200)
@@ -255,10 +248,9 @@ async def connect(call: Call) -> Response:
 
 async def resume(call: Call) -> Response:
     """Resume a paused sandbox, as older SDKs ask for it."""
-    live, timeout = _live(call), field(await call.form(), "timeout", int, _DEFAULT_S)
+    live, timeout = _live(call), lives.timeout_of(call, await call.form())
     if live.state != SessionState.SUSPENDED:
         raise ApiError(409, f"sandbox '{live.sandbox_id}' is already running")
-    call.service.permissions.check_life(call.caller, timeout)
     await call.call(lives.wake, call.service.manager, live, float(timeout))
     return JSONResponse(_opened(call, live), 201)
 
@@ -362,7 +354,7 @@ async def fork(call: Call) -> Response:
     """Create sandboxes with the files of this one and what runs in it, where that can be copied."""
     live, form = _live(call), await call.form()
     count = field(form, "count", int, 1)
-    timeout = field(form, "timeout", int, _DEFAULT_S)
+    timeout = lives.timeout_of(call, form)
     if not 1 <= count <= _MOST_FORKS:
         raise ApiError(400, f"count: must be from 1 to {_MOST_FORKS}")
     notes = replace(notes_of(live.metadata), key=call.caller.key_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import secrets
 import stat
 import time
@@ -60,7 +61,8 @@ async def download(call: Call) -> Response:
         raise ApiError(404, f"path '{path}' does not exist") from exc
     except IsADirectory as exc:
         raise ApiError(400, f"path '{path}' is a directory") from exc
-    name = posixpath.basename(path).encode("ascii", "replace").decode().replace('"', "")
+    # A line break in a header would cut the connection.
+    name = re.sub(r"[^ !#-\[\]-~]", "?", posixpath.basename(path))
     response.headers["content-disposition"] = f'inline; filename="{name}"'
     takes = call.request.headers.get("accept-encoding", "")
     # Only where it is all that the client takes: to compress costs more than loopback.

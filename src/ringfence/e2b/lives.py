@@ -13,22 +13,47 @@ from ..model.spec import LIGHT, STRONG, SandboxSpec
 from ..sessions import snapshots
 from ..sessions.catalogue.records import map_text
 from ..sessions.forks import save
+from .call import ApiError
+from .codec import field
 from .notes import Notes, client_metadata, notes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
 
     from ..api.access.caller import Caller
     from ..api.service import Service
     from ..sessions.forks import Carry
     from ..sessions.live import Live
     from ..sessions.manager import SessionManager
+    from .call import Call
 
 WOKEN_S = 300.0  # for what a request wakes
 _PAUSED_S = 365 * 86_400.0  # that a sandbox which is to end in time may stay paused
 _SHORTEST_S = 1.0
+_DEFAULT_S, _MOST_S = 15, 366 * 86_400  # seconds; E2B's API without a timeout
 _OF_TEMPLATES = ("profile", "python_env", "allow_degraded", "mounts", "memory_dir")
+
+
+def timeout_of(call: Call, form: dict[str, Any], default: int | None = _DEFAULT_S) -> int:
+    """Return for how many seconds a client wants a sandbox.
+
+    Args:
+        default: Where it says nothing; None: it must.
+
+    Raises:
+        ApiError: It is no such number, or more than the caller gets.
+    """
+    found: int | None = field(form, "timeout", int, default)
+    if found is None or not 0 <= found <= _MOST_S:
+        what = "missing" if found is None else f"{found} seconds"
+        raise ApiError(400, f"timeout: {what}; give 0 to {_MOST_S} seconds, which is a year")
+    try:
+        call.service.permissions.check_life(call.caller, found)
+    except RingfenceError as exc:
+        raise ApiError(403, str(exc).replace("ttl_s", "timeout")) from exc
+    return found
 
 
 def create(

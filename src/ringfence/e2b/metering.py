@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..api.service import Service
 from ..errors import RingfenceError
@@ -23,8 +25,22 @@ _KEPT_S = 3600.0
 _MOST = int(_KEPT_S / _EVERY_S)
 _FRESH_S = 1.0
 _AT_ONCE = 8  # sandboxes that are looked at
+_MIB = 1 << 20
 _MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """What a sandbox without a limit has of memory, and of disk, which is memory without one."""
+
+
+def sizes(limits: Mapping[str, Any]) -> dict[str, int]:
+    """Return a sandbox's processors, memory and disk as E2B tells them, none of which is ever 0.
+
+    Args:
+        limits: As `Limits.to_json` writes them.
+    """
+    return {
+        "cpuCount": max(1, round(limits.get("cpus") or 1)),
+        "memoryMB": (limits.get("memory_bytes") or _MACHINE_BYTES) // _MIB,
+        "diskSizeMB": (limits.get("disk_bytes") or _MACHINE_BYTES) // _MIB,
+    }
 
 
 @dataclass(frozen=True)

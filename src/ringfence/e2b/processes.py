@@ -252,7 +252,15 @@ async def _give(run: Run, given: dict[str, Any]) -> None:
     except TimeoutError:
         raise RpcError("deadline_exceeded", "the process does not read its input") from None
     except (ExecError, LifecycleError, OSError) as exc:
-        raise RpcError("failed_precondition", f"stdin not enabled or closed: {exc}") from exc
+        raise _no_input(run, exc) from exc
+
+
+def _no_input(run: Run, exc: Exception) -> RpcError:
+    view = run.view()
+    if view.stream_stdin or view.pty is not None:
+        return RpcError("failed_precondition", f"stdin not enabled or closed: {exc}")
+    why = "stdin not enabled or closed: start the command with stdin=True to write to it"
+    return RpcError("failed_precondition", why)
 
 
 async def send_input(call: Call, form: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +290,7 @@ async def close_stdin(call: Call, form: dict[str, Any]) -> dict[str, Any]:
     try:
         await call.call(run.end_input)
     except (ExecError, LifecycleError) as exc:
-        raise RpcError("failed_precondition", exc.message) from exc
+        raise _no_input(run, exc) from exc
     return {}
 
 

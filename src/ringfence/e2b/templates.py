@@ -19,6 +19,7 @@ from ..store.templates import FAILED, READY, RESERVED, WAITING, BuildRecord, Tem
 from . import template_steps
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
+from .metering import sizes
 from .template_steps import HASH, NAME, split_name
 
 _STATUS = {RESERVED: "waiting", WAITING: "waiting", READY: "ready", FAILED: "error"}
@@ -209,9 +210,7 @@ def _shown(template: TemplateRecord, builds: Sequence[BuildRecord]) -> dict[str,
     return {
         "templateID": template.id,
         "buildID": current or (newest.id if newest else ""),
-        "cpuCount": max(1, round(limits.get("cpus") or 1)),
-        "memoryMB": (limits.get("memory_bytes") or 0) // _MIB,
-        "diskSizeMB": (limits.get("disk_bytes") or 0) // _MIB,
+        **sizes(limits),
         "public": bool(template.public),
         "names": [template.name],
         "aliases": [template.name],
@@ -244,8 +243,7 @@ async def get(call: Call) -> Response:
                 "createdAt": timestamp(each.created_at),
                 "updatedAt": timestamp(each.ended_at or each.created_at),
                 "finishedAt": timestamp(each.ended_at) if each.ended_at else None,
-                "cpuCount": 1,
-                "memoryMB": 0,
+                **sizes({}),
             }
             for each in every
         ]
