@@ -184,7 +184,7 @@ class _Copy:
             self._go_on(state)
 
     def _own_process(self, source: Source) -> None:
-        """What the kernel has of a process beside threads, memory and files."""
+        """Set limits, directory, timers and pending signals of a process."""
         self._limit(self.plan["rlimits"])
         for start, end in source.not_inherited:
             self.steps.add(_MADVISE, start, end - start, DO_NOT_FORK)
@@ -200,7 +200,7 @@ class _Copy:
             self.steps.add(steps.BARRIER, barrier)
 
     def _lock_down(self) -> None:
-        """What the first process does for all that it bears."""
+        """Lock the first process down, and so all that it bears."""
         add = self.steps.add
         for number in range(1, 2 + self.report - self.parked):
             self.steps.exactly(

@@ -42,7 +42,7 @@ class Lock:
 
 
 class Timer:
-    """What a timerfd is set to.
+    """Time that a timerfd is set to.
 
     Attributes:
         ticks: How often it has run out, and nobody has read that.

@@ -20,7 +20,7 @@ Key = tuple[int, int]  # device and inode
 
 
 class Objects:
-    """What is in them.
+    """Content of all of them.
 
     Attributes:
         places: By device and inode: where its content begins in `content`, and how many bytes it has.

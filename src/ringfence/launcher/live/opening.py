@@ -28,7 +28,7 @@ _NEVER_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class OpenFiles:
-    """What the first process has opened for all, and where.
+    """Open files of a copy, and where the first process has those of all.
 
     Args:
         streams: Descriptors that came with the copy, for those of its exec.

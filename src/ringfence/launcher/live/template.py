@@ -325,7 +325,7 @@ def _own_mappings() -> list[tuple[int, int]]:
 
 
 def kernels_own(mappings: list[Mapping]) -> list[Mapping]:
-    """Those of vvar and vdso, in order of address."""
+    """Return those of vvar and vdso, in order of address."""
     return [each for each in mappings if each.is_of_kernel and each.name != b"[vsyscall]"]
 
 
