@@ -132,12 +132,19 @@ def test_several_axes_and_what_is_not_known(plots: Context) -> None:
     )
     circle = chart(plots, "fig, ax = plt.subplots()\nax.add_artist(plt.Circle((0, 0), 1));")
     large = chart(plots, "plt.plot(np.zeros(200_000));")
+    solid = chart(
+        plots,
+        "ax = plt.figure().add_subplot(projection='3d')\nax.plot([1, 2], [3, 4], [5, 6]);",
+    )
 
     assert ("superchart", "Both") == (both["type"], both["title"])
     assert ["line", "scatter"] == [each["type"] for each in both["elements"]]
     assert [1.0, 4.0] == both["elements"][1]["elements"][0]["points"][0]
     assert ("unknown", []) == (circle["type"], circle["elements"])
     assert large is None, "the picture alone"
+    assert ("unknown", []) == (solid["type"], solid["elements"]), "projections are no values"
+    assert chart(plots, "plt.subplots();") is None
+    assert chart(plots, "plt.subplots(1, 2);") is None
 
 
 def test_a_table_of_pandas(plots: Context) -> None:
@@ -181,7 +188,8 @@ def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) 
 def test_a_kernel_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(ExecError, match="no kernel 'nope'"):
         sandbox.context(kernel="nope", env=ENV)
+    sandbox.files.write("none/jupyter_client.py", "raise ImportError")  # the host may have it
     with pytest.raises(ExecError, match="jupyter_client is not installed"):
-        sandbox.context(kernel="python3")
+        sandbox.context(kernel="python3", env={"PYTHONPATH": "none"}, cwd="/home/sandbox")
     with pytest.raises(InvalidRequest):
         sandbox.context(kernel="../x")

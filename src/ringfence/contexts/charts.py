@@ -15,7 +15,7 @@ def chart_of(figure: Any) -> Optional[dict[str, Any]]:  # noqa: UP045
     axes = [each for each in figure.axes if each.get_label() != "<colorbar>"]
     charts = [_chart(each) for each in axes]
     points = sum(len(each.get("points", ())) for chart in charts for each in chart["elements"])
-    if not charts or points > MOST_POINTS:
+    if not any(map(_has_any, axes)) or points > MOST_POINTS:
         return None
     if len(charts) == 1:
         return charts[0]
@@ -23,8 +23,14 @@ def chart_of(figure: Any) -> Optional[dict[str, Any]]:  # noqa: UP045
     return {"type": "superchart", "title": title or None, "elements": charts}
 
 
+def _has_any(axes: Any) -> bool:
+    kinds = ("lines", "patches", "collections", "images", "texts", "tables", "artists")
+    return any(len(getattr(axes, each)) for each in kinds)
+
+
 def _chart(axes: Any) -> dict[str, Any]:
-    found = ((kind, find(axes)) for kind, find in _KINDS)
+    # What stands in axes of three dimensions are projections, not values.
+    found = ((kind, find(axes)) for kind, find in _KINDS if axes.name != "3d")
     kind, elements = next((each for each in found if each[1]), ("unknown", []))
     chart: dict[str, Any] = {"type": kind, "title": axes.get_title() or None, "elements": elements}
     if kind == "pie":
