@@ -188,6 +188,7 @@ def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) 
 def test_a_kernel_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(ExecError, match="no kernel 'nope'"):
         sandbox.context(kernel="nope", env=ENV)
+    sandbox.files.make_dir("none")
     sandbox.files.write("none/jupyter_client.py", "raise ImportError")  # the host may have it
     with pytest.raises(ExecError, match="jupyter_client is not installed"):
         sandbox.context(kernel="python3", env={"PYTHONPATH": "none"}, cwd="/home/sandbox")
