@@ -207,8 +207,17 @@ def test_what_cannot_be_is_refused(first: Template, tmp_path: Path, wheels: Path
         Sandbox.create(template="nothing")
     with pytest.raises(InvalidRequest, match="host's programs"):
         Sandbox.create(template="first", image="alpine")
-    with pytest.raises(ExecError, match="No matching distribution"):
+    with pytest.raises(ExecError, match="No matching distribution") as missing:
         host.pip_install("absent", find_links=str(wheels)).build("absent")
+    assert "builds one" in missing.value.hint
+    closed = {"index_url": "http://127.0.0.1:9/simple", "env": {"PIP_RETRIES": "1"}}
+    elsewhere = host.pip_install("absent", **closed)  # type: ignore[arg-type]
+    with pytest.raises(ExecError, match="No matching distribution") as unreachable:
+        elsewhere.build("absent")
+    assert "did not answer" in unreachable.value.hint
+    with pytest.raises(InvalidRequest) as built:
+        Sandbox.create(template=first.build("first"))  # type: ignore[arg-type]
+    assert "the NAME of build(NAME)" in built.value.hint
     with pytest.raises(ImageNotFound):
         store_of().find("absent")
 

@@ -361,4 +361,6 @@ def as_text(value: object) -> str:
         return "leave it out, or give a string"
     if hasattr(value, "pip_install"):
         return "build(NAME) the template, and give NAME here"
+    if hasattr(value, "reference"):
+        return "give the NAME of build(NAME) here, or the `id` of what it returned"
     return f'as "{value}"' if isinstance(value, int | float) else 'as "..."'

@@ -227,6 +227,9 @@ def _do(
         raise failed(name or argv, result)
 
 
+_UNREACHABLE = re.compile(r"WARNING: Retrying|not a trusted or secure host")
+
+
 def failed(command: str | Sequence[StrPath], result: ExecResult) -> ExecError:
     """Return the error of a step: the command and the end of what it printed."""
     line = command if isinstance(command, str) else shlex.join(os.fspath(each) for each in command)
@@ -234,7 +237,15 @@ def failed(command: str | Sequence[StrPath], result: ExecResult) -> ExecError:
     said = (result.stderr_text.strip() or result.stdout_text.strip())[-_SHOWN:]
     what = f"step `{textwrap.shorten(line, _SHOWN // 2, placeholder=' ...')}` {how}"
     what += f": {said}" if said else ", and printed nothing"
-    return ExecError(what, hint="the template was not saved; change the step and build again")
+    hint = "change the step and build again"
+    if "No matching distribution" in said:
+        hint = (
+            "check index_url, which did not answer"
+            if _UNREACHABLE.search(result.stderr_text)
+            else "check its name and version; the index may have its source only: wheels are"
+            " installed, and run('pip install NAME', network=HOSTS) builds one"
+        )
+    return ExecError(what, hint=f"the template was not saved; {hint}")
 
 
 def _export(sandbox: Sandbox, path: str, most_bytes: int) -> None:
