@@ -10,7 +10,6 @@ import pytest
 from ringfence import AsyncSandbox, Sandbox
 from ringfence.contexts import CellError, Context, Result
 from ringfence.errors import ExecNotFound, InvalidRequest, LifecycleError
-from tests.contexts.ten import check_ten_cells
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOWN = """
@@ -24,10 +23,6 @@ class Bundle:
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {"text/markdown": "*m*", "image/svg+xml": "<svg/>"}
 """
-
-
-def test_ten_cells(context: Context) -> None:
-    check_ten_cells(context)
 
 
 def test_variables_stay(context: Context) -> None:

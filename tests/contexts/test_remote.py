@@ -13,7 +13,6 @@ import pytest
 from ringfence.client import AsyncClient, Client, RemoteSandbox
 from ringfence.errors import ExecNotFound
 from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
-from tests.contexts.ten import check_ten_cells
 from tests.daemon.servers import Server
 
 __all__ = ["_user_namespaces", "daemon", "start_daemon"]
@@ -43,11 +42,6 @@ def test_cells_of_a_server(sandbox: RemoteSandbox) -> None:
         assert 5_000_001 == len(context.run("print('x' * 5_000_000)").stdout)
         assert "x" in [each["name"] for each in context.variables()]
     assert "2" == sandbox.run_code("1 + 1").text
-
-
-def test_ten_cells(sandbox: RemoteSandbox) -> None:
-    with sandbox.context() as context:
-        check_ten_cells(context)
 
 
 def test_node_of_a_server(sandbox: RemoteSandbox) -> None:
