@@ -17,7 +17,8 @@ from ringfence.backends.local import journal
 from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.mounts import disks
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import InvalidRequest, SandboxLost, StorageFull, Unsupported
+from ringfence.errors import InvalidRequest, LifecycleError, StorageFull, Unsupported
+from ringfence.model.state import State
 from ringfence.testing.lab import Lab
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import until
@@ -174,17 +175,49 @@ def test_a_disk_limit_above_the_memory_limit_implies_it(make: MakeSandbox) -> No
     assert 0 == sandbox.shell("head -c 100m /dev/zero > f && head -c 1k f > /dev/null").exit_code
 
 
-def test_a_directory_that_grows_over_its_size_ends_the_sandbox(
-    kind: str, make: MakeSandbox
-) -> None:
+FILLS = "mkdir d; cd d; chmod 300 .; for i in 1 2 3; do head -c 20m /dev/zero > $i; done; sleep 60"
+
+
+@pytest.fixture
+def sampled(kind: str, make: MakeSandbox) -> Sandbox:
     if kind != "directory":
         pytest.skip("an image has an exact size")
-    sandbox = make(disk_root=True, limits=LIMITS)
-    script = (
-        "mkdir d; cd d; chmod 300 .; for i in 1 2 3; do head -c 20m /dev/zero > $i; done; sleep 60"
+    return make(disk_root=True, limits=LIMITS)
+
+
+def test_what_grows_a_directory_over_its_size_is_ended_and_told(sampled: Sandbox) -> None:
+    """The sandbox stays with its files; other commands and contexts go on, and files can be removed."""
+    with sampled.context() as context:
+        context.run("open('mine', 'wb').write(bytes(1 << 20)); kept = 7")
+        ended = sampled.shell(FILLS)
+        assert ("disk", 9) == (ended.killed_by, ended.signal)
+        assert "more than limits.disk_bytes" in ended.stderr_text
+        assert "7" == context.run("kept").text
+
+        found = context.run("import time\nfor i in range(10**6):\n"
+            "    open(f'{i}', 'wb').write(bytes(1 << 20)); time.sleep(0.02)", timeout_s=60)  # fmt: skip
+        assert found.error is not None
+        assert "limits.disk_bytes" in found.error.value
+    assert 0 == sampled.shell("chmod 700 d; rm -rf d [0-9]*").exit_code
+    assert b"fits\n" == sampled.shell("head -c 8m /dev/zero > f && sleep 2 && echo fits").stdout
+
+
+def test_many_small_files_are_counted_too(sampled: Sandbox) -> None:
+    many = (
+        "import os, time\nfor i in range(4000): open(str(i), 'w').write('x' * 4000)\ntime.sleep(60)"
     )
-    with pytest.raises(SandboxLost) as caught:
-        sandbox.shell(script)
+    ended = sampled.exec(["python3", "-c", many])
+    assert "disk" == ended.killed_by
+    assert "more than limits.inodes" in ended.stderr_text
+
+
+def test_what_grows_on_in_the_background_ends_the_sandbox(sampled: Sandbox) -> None:
+    """No command is there that could be ended for it."""
+    loop = "i=0; while :; do i=$((i+1)); head -c 4m /dev/zero > $i; sleep 0.1; done"
+    sampled.shell(f"({loop}) >/dev/null 2>&1 </dev/null & exit 0")
+    assert until(lambda: sampled.state is State.TERMINATED, 60.0)
+    with pytest.raises(LifecycleError) as caught:
+        sampled.shell("true")
     assert "limits.disk_bytes" in caught.value.message
 
 
@@ -305,8 +338,8 @@ def test_it_outlives_the_process_that_made_it_and_goes_with_its_end(kind: str, p
         lab = Lab(sandbox, 60.0)
         assert "kept\n" == lab.sh("cat f").text
         if kind == "directory":
-            with pytest.raises(SandboxLost):  # it is sampled again
-                lab.sh("for i in 1 2 3; do head -c 20m /dev/zero > $i; done; sleep 60")
+            ended = lab.sh("for i in 1 2 3; do head -c 20m /dev/zero > $i; done; sleep 60")
+            assert "disk" == ended.killed_by, "it is sampled again"
         sandbox.terminate()
         assert [] == glob.glob(f"{place}/.ringfence-*/disk.*")
     finally:

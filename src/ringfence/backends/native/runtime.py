@@ -119,7 +119,7 @@ class Runtime(LocalBackend):
         if sandbox.disk is not None and sandbox.disk.path:
             from ..local.mounts import disks
 
-            disks.watch(sandbox.disk, sandbox.sizes, sandbox.end_because)
+            disks.watch(sandbox.disk, sandbox.sizes, sandbox)
 
     def leave(self) -> None:
         """Let every sandbox live on for the next process. Preconditions: there is an fd store."""

@@ -121,6 +121,7 @@ class LocalExec(DrivenExec):
         self._hurried = False
         self._lock = allocate_lock()
         self.started = time.monotonic()
+        self.ended_for = ""  # the limit for which `kill` was called
         self.uid: int | None = None  # of another user than the sandbox's own
         self.label = ""
         self.is_terminal = False
@@ -250,6 +251,8 @@ class LocalExec(DrivenExec):
         oom = killed_by == "oom" or self._kernel_oom()
         if oom and killed_by is None and signum == signal.SIGKILL:
             killed_by = "oom"
+        if killed_by == "caller" and self.ended_for:
+            killed_by = self.ended_for
         if crowded and killed_by is None and signum == signal.SIGKILL:
             killed_by = "pids"
         self._status = ExecStatus(

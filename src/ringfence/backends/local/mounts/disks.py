@@ -15,15 +15,23 @@ from ..host.mountinfo import kind_at
 from ..host.own_places import remove_tree
 from ..session import is_below
 from . import sampler
+from .writers import Writers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from typing import Protocol
 
     from ....launcher.plan import Tree
     from ....model.spec import SandboxSpec
     from ..sizes import Sizes
+    from .writers import Owner
+
+    class Watched(Owner, Protocol):
+        """The sandbox whose files are in a directory."""
+
+        def end_because(self, why: str) -> None: ...
+
 
 _FLAGS = mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV
 _BLOCK, _INODE = 4096, 256
@@ -286,12 +294,8 @@ def _tree(source: str, device: int, inode: int) -> Tree:
 # -- sizes that are sampled ------------------------------------------------------------------------
 
 
-def watch(disk: Disk, sizes: Sizes, end: Callable[[str], None]) -> None:
-    """Sample a directory, in a process of its own, until it is over its size: that ends the sandbox.
-
-    Args:
-        end: Ends it, and is told why.
-    """
+def watch(disk: Disk, sizes: Sizes, sandbox: Watched) -> None:
+    """Sample a directory, in a process of its own. What writes when it is over its size is ended."""
     import subprocess
     import sys
 
@@ -301,33 +305,46 @@ def watch(disk: Disk, sizes: Sizes, end: Callable[[str], None]) -> None:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
     except OSError as exc:
-        end(f"the size of its files cannot be sampled: {exc.strerror}")
+        sandbox.end_because(f"the size of its files cannot be sampled: {exc.strerror}")
         return
-    start_new_thread(_look, (disk, sizes, end))
+    start_new_thread(_look, (disk, sizes, sandbox))
 
 
-def _look(disk: Disk, sizes: Sizes, end: Callable[[str], None]) -> None:
+def _look(disk: Disk, sizes: Sizes, sandbox: Watched) -> None:
     process = disk.sampler
     assert process is not None
     assert process.stdout is not None
-    why = ""
+    why, writers = "", Writers(sandbox)
     for line in process.stdout:
         size, count = map(int, line.split())
-        disk.used = size, count
+        before, disk.used = disk.used, (size, count)
         try:
             is_full = _free(disk.path) < 0
         except OSError:
             break  # it has been removed
-        if size > sizes.disk_bytes:
-            why = f"its files take {size} bytes, more than limits.disk_bytes, {sizes.disk_bytes}"
-        elif count > sizes.inodes:
-            why = f"it has {count} files, more than limits.inodes, {sizes.inodes}"
-        elif is_full:
+        over = _over(sizes, size, count)
+        if is_full:
             why = "the disk of the host is nearly full"
+        elif size > sizes.disk_bytes + max(sizes.disk_bytes, _KEEP_FREE_BYTES):
+            why = over
+        elif disk.used != before:
+            found = writers.look()
+            grows = size > before[0] or count > before[1]
+            if over and not writers.relieve(found, over, grows=grows):
+                why = over
         if why:
             break
     process.kill()
     process.wait()
     process.stdout.close()
     if not disk.removed:
-        end(why or "the program that samples the size of its files has ended")
+        sandbox.end_because(why or "the program that samples the size of its files has ended")
+
+
+def _over(sizes: Sizes, size: int, count: int) -> str:
+    """Say what is over its limit; empty: nothing is."""
+    if size > sizes.disk_bytes:
+        return f"its files take {size} bytes, more than limits.disk_bytes, {sizes.disk_bytes}"
+    if count > sizes.inodes:
+        return f"it has {count} files, more than limits.inodes, {sizes.inodes}"
+    return ""
