@@ -9,13 +9,15 @@ import httpx
 import schemathesis
 from schemathesis.checks import CHECKS
 from schemathesis.specs.openapi.checks import positive_data_acceptance as accepts
+from schemathesis.specs.openapi.checks import use_after_free as is_gone
 
 from tests.api.fuzz_rules import cannot_be_said
 
 ADDRESS, KEY = os.environ.get("RINGFENCE_FUZZ", " ").split(" ", 1)
 
 
-CHECKS.unregister("positive_data_acceptance")  # for ours of the same name
+for _name in ("positive_data_acceptance", "use_after_free"):  # for ours of the same names
+    CHECKS.unregister(_name)
 
 
 @schemathesis.check
@@ -24,6 +26,20 @@ def positive_data_acceptance(ctx: Any, response: Any, case: Any) -> bool | None:
         return None
     found: bool | None = accepts(ctx, response, case)
     return found
+
+
+@schemathesis.check
+def use_after_free(ctx: Any, response: Any, case: Any) -> bool | None:
+    """Let a closed context be read, which says so: the output of its cells stays."""
+    _, is_context, rest = case.operation.path.partition("/contexts/{context_id}")
+    if is_context and (rest.endswith("/events") or (not rest and not _runs(response))):
+        return None
+    found: bool | None = is_gone(ctx, response, case)
+    return found
+
+
+def _runs(response: Any) -> bool:
+    return not response.content or response.json().get("running") is not False
 
 
 class _Asked:

@@ -17,7 +17,7 @@ CANNOT_BE_SAID = [
     ),
     (
         ".*",
-        r"has a '\.\.' segment|root of the session|path below the mount|read-only mount",
+        r"has a '\.\.' segment|root of the session|path below the mount|read-only mount|every file",
         "paths",
     ),
     (
@@ -28,6 +28,12 @@ CANNOT_BE_SAID = [
     (
         ".*",
         "is the target of|together with|needs create_if_missing|is more than|exceeds max_warm|no profile",
+        "pairs",
+    ),
+    ("into", "into itself", "pairs"),
+    (
+        r"denied_paths\[\d+\]|work_dir",
+        "lies above|lies in a denied path",
         "pairs",
     ),
     (".*", "has no events|no list of hosts|only deny rules|a deny rule", "pairs"),

@@ -145,7 +145,7 @@ def test_every_method_of_a_path_is_named_where_one_is_refused(daemon: Daemon) ->
             assert {method.upper() for method in operations} <= allowed, path
 
 
-def _read() -> Iterator[tuple[type[Model], dict[str, Any]]]:
+def models_read() -> Iterator[tuple[type[Model], dict[str, Any]]]:
     """Models that come in, and how they are described."""
     for name, form in DOCUMENT["components"]["schemas"].items():
         for found in _all_below(Model):
@@ -171,7 +171,7 @@ def _objection(model: type[Model], key: str) -> str:
 def test_what_is_said_of_a_body_is_what_is_read() -> None:
     """Each key that the document has is known to who reads it, and what it writes is described."""
     seen = set()
-    for model, form in _read():
+    for model, form in models_read():
         seen.add(model)
         unknown = [key for key in form["properties"] if "unknown key" in _objection(model, key)]
         assert [] == unknown, model.__name__

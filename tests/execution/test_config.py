@@ -54,6 +54,8 @@ def output(service: ExecutionService, script: str, *args: str) -> str:
         ({"work_dir": "relative"}, "work_dir"),
         ({"allowed_paths": ["rel"]}, "allowed_paths[0]"),
         ({"denied_paths": ["/a/../b"]}, "denied_paths[0]"),
+        ({"denied_paths": ["/srv", "/home"]}, "denied_paths[1]"),
+        ({"denied_paths": ["/"], "work_dir": "/tmp"}, "denied_paths[0]"),
         ({"allowed_paths": ["/srv/x"], "denied_paths": ["/srv"]}, "allowed_paths[0]"),
         ({"strong_runtime": {"color": "red"}}, "strong_runtime.color"),
         ({"strong_runtime": {"backend": "nosuch"}}, "strong_runtime.backend"),

@@ -94,6 +94,10 @@ _USER: Schema = {
         _NULL,
     ]
 }
+_DEGRADED: Schema = {
+    "type": "array",
+    "items": {"enum": ["*", *sorted(_capabilities.MAY_BE_WEAKER)]},
+}
 _BY_NAME: dict[str, Schema] = {
     "env": _map(VARIABLE),
     "secrets": _map(VARIABLE),
@@ -131,6 +135,7 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("Credential", "header"): _like(f"^{_TOKEN}$"),
     ("Credential", "scheme"): _like(f"^({_TOKEN})?$"),
     ("SessionTimeouts", "on_idle"): {"enum": list(_client_session.ON_IDLE)},
+    ("SessionTimeouts", "on_expiry"): {"enum": list(_client_session.ON_EXPIRY)},
     ("CreateRequest", "name"): _LINE,
     ("CreateRequest", "backend"): _NAME_OR_NONE,
     ("AcquireOptions", "preferred_backend"): _NAME_OR_NONE,
@@ -141,10 +146,8 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("RequiredCapabilities", "writable_paths"): _list(_ABSOLUTE),
     ("FileInfo", "kind"): {"enum": list(KINDS)},
     ("Event", "kind"): {"enum": list(EVENTS)},
-    ("SandboxSpec", "allow_degraded"): {
-        "type": "array",
-        "items": {"enum": ["*", *sorted(_capabilities.MAY_BE_WEAKER)]},
-    },
+    ("SandboxSpec", "allow_degraded"): _DEGRADED,
+    ("ExecutionConfig", "allow_degraded"): _DEGRADED,
     ("ExecRequest", "argv"): {
         "type": "array",
         "items": _STRING,
@@ -164,12 +167,17 @@ _SPECIAL: dict[tuple[str, str], Schema] = {
     ("TemplateStep", "copy"): _like("^([0-9a-f]{64})?$"),
     ("TemplateStep", "mode"): _like("^[0-7]{0,4}$"),
     ("TemplateStep", "workdir"): _like("^(/.*)?$", 4095),
-    ("TemplateStep", "user"): _like("^([0-9]{1,9}|[a-z_][a-z0-9_.-]{0,31})?$"),
+    ("TemplateStep", "user"): {
+        "anyOf": [
+            _like("^([0-9]{1,9}|[a-z_][a-z0-9_.-]{0,31})?$"),
+            {"type": "integer", "minimum": 0, "maximum": 2**32 - 2},
+        ]
+    },
     ("PoolConfig", "profiles"): _map(_NAME, {MARK: "SandboxSpec"}),
     ("PoolConfig", "warm_profiles"): {"type": "array", "items": _NAME},
     ("ExecutionConfig", "work_dir"): _ABSOLUTE,
-    ("ExecutionConfig", "allowed_paths"): {"type": "array", "items": _ABSOLUTE},
-    ("ExecutionConfig", "denied_paths"): {"type": "array", "items": _ABSOLUTE},
+    ("ExecutionConfig", "allowed_paths"): {"type": "array", "items": _TARGET},
+    ("ExecutionConfig", "denied_paths"): {"type": "array", "items": _TARGET},
     ("ExecutionConfig", "strong_runtime"): {
         "type": "object",
         "properties": {
@@ -273,7 +281,8 @@ def schema_of(model: type[Model], *, written: bool) -> Schema:
         if (name, key) not in _HIDDEN
     }
     for key in [key for key, field in fields.items() if "bytes" in str(field.type)]:
-        properties[f"{key}_base64"] = {**_BASE64, "description": "where text loses bytes"}
+        form = {**_BASE64, "description": "where text loses bytes"}
+        properties[f"{key}_base64"] = form if written else _or_null(form)
     if written:
         properties |= _BESIDE.get(name, {})
     for key in _PLAIN.get(name, {}) if written else ():
@@ -286,7 +295,7 @@ def schema_of(model: type[Model], *, written: bool) -> Schema:
         required = ["mode"]
     if written and name not in _SOMETIMES_ABSENT:
         required = [key for key in fields if (name, key) not in _NOT_WRITTEN]
-    form: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    form = {"type": "object", "properties": properties, "additionalProperties": False}
     if required:
         form["required"] = required
     if text := (model.__doc__ or "").strip():
@@ -299,7 +308,7 @@ def _of_create(written: bool) -> Schema:
     spec = schema_of(_spec.SandboxSpec, written=False)
     own = CreateRequest.__dataclass_fields__
     more = {key: _of_field("CreateRequest", key, str(own[key].type)) for key in OWN}
-    more["idle_timeout_s"] = {"type": ["number", "null"]}
+    more["idle_timeout_s"] = _of_field("Limits", "idle_timeout_s", "float | None")
     del written
     description = "A sandbox, and how to come by it."
     return {**spec, "properties": {**spec["properties"], **more}, "description": description}

@@ -172,7 +172,10 @@ class Changes(schemas.Form):
     """Name and labels to set. Labels that are not named stay; null removes one."""
 
     name: Annotated[str | None, Field(max_length=255, pattern=schemas.LINE)] = None
-    labels: Annotated[dict[str, str | None] | None, Field(max_length=64)] = None
+    labels: Annotated[
+        dict[str, str | None] | None,
+        Field(max_length=64, json_schema_extra={"propertyNames": {"minLength": 1}}),
+    ] = None
 
 
 @router.patch("/{sandbox_id}", response_model=View)

@@ -153,6 +153,10 @@ class ExecutionConfig(Model):
             "denied_paths",
             tuple(checks.absolute_path(path, f"denied_paths[{i}]") for i, path in denied),
         )
+        for i, path in enumerate(self.denied_paths):
+            if is_at_or_below(self.work_dir, path):
+                what = f"{path} lies above work_dir, {self.work_dir}: no command could start"
+                checks.refuse(f"denied_paths[{i}]", what, 'set work_dir to another, as "/tmp"')
         allowed = checks.texts(self.allowed_paths, "allowed_paths")
         for i, text in enumerate(allowed):
             source, mount = f"allowed_paths[{i}]", mount_of(text, f"allowed_paths[{i}]")
