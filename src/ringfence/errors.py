@@ -59,10 +59,19 @@ class RingfenceError(Exception):
     details: ClassVar[tuple[str, ...]] = ()  # further attributes in the wire form
 
 
+def _shortened(text: str, most: int) -> str:
+    """Cut the middle out of a long text: errors repeat what was sent, which may be megabytes."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
+
+
 class InvalidRequest(RingfenceError):
     """The request is malformed; `field` names the part. Nothing was started."""
 
     code = "invalid_request"
+
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(_shortened(message, 400), **more)
+        self.field = _shortened(self.field, 100)
 
 
 class BadJson(RingfenceError):
@@ -426,6 +435,8 @@ def file_error(number: int, path: str, text: str = "", hint: str = "") -> Ringfe
     import os
 
     message = f"{path}: {text or os.strerror(number)}"
+    if number == errno.ENOENT and not hint and (path.startswith("~/") or "/~/" in path):
+        hint = "only a shell expands ~: leave it out, a relative path starts at the home directory"
     if number in _NO_ROOM:
         return StorageFull(message, hint="free space in the sandbox or raise disk/inodes")
     if number in _NO_DESCRIPTOR:

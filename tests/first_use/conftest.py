@@ -19,6 +19,7 @@ def place(tmp_path: Path) -> Path:
     for name, text in (
         ("hello.py", "print(1)\n"),
         ("plain.txt", "x\n"),
+        ("empty.txt", ""),
         ("broken.json", "{listen:"),
         ("misspelt.json", '{"listne": "127.0.0.1:0"}'),
         ("twice.json", '{"listen": "127.0.0.1:0", "listen": "127.0.0.1:1"}'),

@@ -126,6 +126,17 @@ COMMANDS: list[tuple[str, str, str]] = [
     ("serve --config roots.json", "'srv'", "as /srv"),
     ("serve --config pool.json", "imagee", "did you mean image?"),
     ("serve --config nets.json", "'10.0.0.0/33'", "as 10.0.0.0/8"),
+    ("list --key-file empty.txt", "'empty.txt' is empty", "keys create"),
+    ("list --key-file binary.json", "'binary.json': is not text", "file with an API key"),
+    ("list --server http://h:1?x=1", "query", "remove it: http://h:1"),
+    ("list --server unix:/{long}", "107 bytes", "ringfence serve"),
+    ("list --server unix:/run", "it is a directory", "unix:/run/ringfence.sock"),
+    ("keys create me -i", "-i", "ringfence keys --help"),
+    ("cluster join", "VERB", "up, status, down"),
+    ("bench create --runs 0", "--runs", "before the measures"),
+    ("serve --listen unix:/x", "'unix:/x'", "127.0.0.1:7878"),
+    ("serve --outlive -5", "'-5'", "5s"),
+    ("serve --state-dir {long}", "too long", "shorter path"),
     ("serve --state-dir plain.txt/x", "plain.txt/x", "this user may write"),
 ]
 RUN: list[tuple[str, str, str]] = [
@@ -225,6 +236,36 @@ RUN: list[tuple[str, str, str]] = [
     ("--private", "--private", "remove the option"),
     ("--whitelist=/x", "--whitelist", "--mount SRC:DST"),
     ("--privileged", "--privileged", "--profile unrestricted"),
+    ("--memory 12MBs", "'12MBs'", "256m"),
+    ("--disk -1g", "'-1g'", "256m"),
+    ("--timeout 1e3", "'1e3'", "5s"),
+    ("--timeout 10y", "'10y'", "2h"),
+    ("--cpus 1/2", "'1/2'", "0.5"),
+    ("--pids 1.5", "'1.5'", "as 64"),
+    ("--mount /:/host", "every file of this host", "the directory that is needed"),
+    ("--mount .:/work:ro:rw", "'ro' is followed by another access", ".:/work:ro"),
+    ("--mount .:/work:RW", "'RW' must be in lower case", ".:/work:rw"),
+    ("--mount .:/work:z", "'z' is neither", ".:/work:rw"),
+    ("--mount .:/../work", "'..'", "without it"),
+    ("--mount plain.txt:/tmp", "/tmp", "a file cannot be mounted on a directory"),
+    ("--mount .:/dev", "/dev", "as /work"),
+    ("--mount C:/Users/me:/work", "C:/Users/me", "must exist on the host"),
+    ("--net 10.0.0.5/8", "'10.0.0.5/8'", "for the network write 10.0.0.0/8"),
+    ("--net 2001:db8::1/32", "'2001:db8::1/32'", "2001:db8::/32"),
+    ("--net user@example.com", "'user@example.com'", "example.com"),
+    ("--net example.com/path", "'example.com/path'", "without the URL: example.com"),
+    ("--net [::1", "'[::1'", "[address]:port"),
+    ("--net {huge}", "is not a host name", "example.com"),
+    ("--secret https://github.com=HOME", "'https://github.com'", "without the URL: github.com"),
+    ("--env =x", "empty name", "NAME=value"),
+    ("--image docker://alpine", "'docker:'", "without the URL"),
+    ("--image alpine:", "the tag ''", "NAME[:TAG]"),
+    ("--image python@sha256:abc", "digest", "64 hexadecimal"),
+    ("--backend firecracker", "'firecracker'", "use microvm"),
+    ("--backend bwrap", "'bwrap'", "use bubblewrap"),
+    ("--tier 2", "'2'", "light or strong"),
+    ("-i", "-i", "standard input is passed on"),
+    ("-p 80:80", "-p", "expose(PORT)"),
 ]
 """Options of `run`; the command behind them would say that it has started."""
 ENDED: list[tuple[str, int, str, str]] = [
@@ -250,7 +291,7 @@ ENDED: list[tuple[str, int, str, str]] = [
 
 @pytest.mark.parametrize(("line", "fault", "remedy"), COMMANDS, ids=lambda value: value[:50])
 def test_commands(line: str, fault: str, remedy: str, place: Path, taken: int) -> None:
-    words = line.format(taken=taken).split()
+    words = line.format(taken=taken, long="a" * 120).split()
     state = place / "serving"
     if "serve" == words[0] and "--state-dir" not in words:
         words += ["--state-dir", str(state)]
@@ -263,7 +304,8 @@ def test_commands(line: str, fault: str, remedy: str, place: Path, taken: int) -
 
 @pytest.mark.parametrize(("line", "fault", "remedy"), RUN, ids=lambda value: value[:50])
 def test_run(line: str, fault: str, remedy: str, place: Path) -> None:
-    result = command(["run", *line.split(), "--", "echo", "started"], place)
+    words = line.format(huge="a" * 5000).split()
+    result = command(["run", *words, "--", "echo", "started"], place)
 
     assert (OWN_FAILURE, "") == (result.returncode, result.stdout)
     assert 1 == result.stderr.count("\n")

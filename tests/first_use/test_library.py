@@ -7,7 +7,10 @@ which is a few lines without a traceback.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,6 +82,21 @@ CREATE: list[tuple[dict[str, Any], str, str]] = [
     ({"template": "nope"}, "'nope'", "ringfence template list"),
     ({"template": R.Template.from_host()}, "Template", "build(NAME)"),
     ({"template": "nope", "image": "x"}, "image", "Template.from_image"),
+    ({"mounts": "/:/host"}, "every file of this host", "the directory that is needed"),
+    ({"mounts": ".:/work:ro:rw"}, "'ro' is followed", ".:/work:ro"),
+    ({"limits": 256}, "256", '{"memory_bytes": "256m"'),
+    ({"limits": {"memory_bytes": "12MBs"}}, "'12MBs'", "256m"),
+    ({"limits": {"memory_bytes": 10**3000}}, "limits.memory_bytes", "between 1048576 and"),
+    ({"network": ["10.0.0.5/8"]}, "'10.0.0.5/8'", "for the network write 10.0.0.0/8"),
+    ({"network": {"a.org"}}, "{'a.org'}", "'unrestricted'"),
+    ({"image": "x" * 900}, "image", "x"),
+    ({"env": {"A": "a" * 300_000}}, "300001 bytes", "into a file"),
+    ({"env": {"A\0": "a"}}, "NUL", "env"),
+    ({"ttl_s": float("inf")}, "inf", "between 0.001 and"),
+    ({"server": "ws://h:1"}, "'ws://h:1'", "http://HOST:PORT"),
+    ({"server": "http://h:1?x=1"}, "query", "remove it: http://h:1"),
+    ({"server": "unix:/" + "a" * 300}, "107 bytes", "ringfence serve"),
+    ({"backend": "firecracker"}, "'firecracker'", "use microvm"),
     ({"spec": "python:3.12"}, "'python:3.12'", 'image="python:3.12"'),
 ]
 NAMES: list[tuple[str, Callable[[], object], str, str]] = [
@@ -142,6 +160,9 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("manager size", lambda: R.SessionManager(pool_size=3), "'pool_size'", "PoolConfig(min_warm="),
     ("image login", lambda: R.Template.from_image("x", username="u"), "'username'", "--user NAME"),
     ("race n", lambda: R.race(None, [], n=3), "'n'", "as many attempts"),
+    ("on the class", lambda: R.Sandbox.exec(["ls"]), "Sandbox.exec()", "Sandbox.create()"),
+    ("by id", lambda: R.Sandbox.connect("sbx-1"), "Sandbox.connect()", "Client(ADDRESS).get(ID)"),
+    ("client class", lambda: R.Client.get("x"), "Client.get()", "Client(ADDRESS)"),
     ("size", lambda: R.parse_size("1m", unit="k"), "'unit'", "one of text, field"),
 ]
 
@@ -180,6 +201,27 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("exec seconds", lambda box: box.exec(["ls"], timeout_s="5"), "'5'", "as 5"),
     ("exec number", lambda box: box.exec(["ls", 1]), "argv[1]", 'as "1"'),
     ("exec nothing", lambda box: box.exec([]), "argv", '["ls", "-l"]'),
+    ("exec mapping", lambda box: box.exec({"ls": 1}), "dict", '["ls", "-l"]'),
+    ("exec set", lambda box: box.exec({"ls"}), "set", '["ls", "-l"]'),
+    ("exec bytes", lambda box: box.exec([b"ls"]), "argv[0]", 'as "..."'),
+    ("exec NUL", lambda box: box.exec(["ls", "a\0b"]), "NUL", "argv[1]"),
+    ("exec long", lambda box: box.exec(["echo", "a" * 200_000]), "too long", "stdin or a file"),
+    ("exec negative", lambda box: box.exec(["ls"], timeout_s=-1), "-1", "between 0.001 and"),
+    ("exec uid", lambda box: box.exec(["id"], user="nobody2"), "'nobody2'", "uid"),
+    ("exec cwd file", lambda box: box.exec(["ls"], cwd="/etc/passwd"), "/etc/passwd", "directory"),
+    ("stdin file", lambda box: box.exec(["cat"], stdin=io.StringIO()), "StringIO", ".read()"),
+    ("pickle", pickle.dumps, "Sandbox", "from a Client"),
+    ("copy", copy.deepcopy, "Sandbox", "from a Client"),
+    ("read ~", lambda box: box.files.read("~/nope"), "/~/nope", "only a shell expands ~"),
+    ("write ~", lambda box: box.files.write("~/x", "x"), "/~/x", "only a shell expands ~"),
+    ("read device", lambda box: box.files.read("/dev/zero"), "/dev/zero", "exec([...])"),
+    ("write outside", lambda box: box.files.write("/usr/x", "x"), "/usr/x", "/tmp or a mount"),
+    ("write file", lambda box: box.files.write("/tmp/x", io.StringIO()), "StringIO", ".read()"),
+    ("write nowhere", lambda box: box.files.write("", "x"), "path", "give a value"),
+    ("upload", lambda box: box.files.upload("nope", "/tmp/x"), "nope", "on this host"),
+    ("mount file", lambda box: box.mount(R.Mount("/tmp", __file__)), "/tmp", "file cannot be"),
+    ("mount on file", lambda box: box.mount(R.Mount("/etc/passwd", "/mnt")), "passwd", "parent"),
+    ("expose 0", lambda box: box.expose(0), "0", "between 1 and 65535"),
     ("exec None", lambda box: box.exec(None), "NoneType", '["ls", "-l"]'),
     ("exec cwd", lambda box: box.exec(["ls"], cwd="/nope"), "/nope", "files.make_dir"),
     ("exec env", lambda box: box.exec(["ls"], env={"A": None}), "env.A", "leave it out"),

@@ -91,7 +91,7 @@ def _meant(name: str) -> str:
     """Name the backend that a misspelt name means, else all of them."""
     from ..model.mistakes import meant
 
-    return meant(name, names())
+    return meant(name, names(), of="backend")
 
 
 def tier_of(name: str) -> str:

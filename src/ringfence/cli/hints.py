@@ -23,8 +23,9 @@ _NONE = "remove the option: Ringfence has no such setting"
 _NET = "use --net HOST,... for these hosts, --net unrestricted for any host"
 OPTIONS = {
     **dict.fromkeys(("-v", "--volume", "--bind", "--ro-bind", "--dir"), _MOUNT),
+    **dict.fromkeys(("-it", "-ti"), "use -t; -t is the default on a terminal"),
     **dict.fromkeys(
-        ("-it", "-ti", "-i", "--interactive"), "use -t; -t is the default on a terminal"
+        ("-i", "--interactive", "--stdin"), "remove the option: standard input is passed on"
     ),
     **dict.fromkeys(("--gpus", "--gpu", "--device"), "GPUs and other devices are not supported"),
     **dict.fromkeys(("--rm", "--detach", "-d", "--init"), _NOTHING),
@@ -91,7 +92,6 @@ OPTIONS = {
     **dict.fromkeys(("--unsafe", "--no-sandbox"), "use --profile unrestricted"),
     "--fork": "use `ringfence create`, then `ringfence fork SANDBOX --n 3`",
     "--pool": "use `ringfence create`: a server keeps sandboxes warm",
-    "--stdin": "remove the option: standard input is passed on",
     **dict.fromkeys(("--entrypoint", "--cmd"), "the command follows `--`"),
     **dict.fromkeys(
         ("-f", "--file", "-s", "--script"), "write the script after `--`: -- python3 FILE"

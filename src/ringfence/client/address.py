@@ -12,6 +12,7 @@ from ..errors import InvalidRequest
 
 SERVER, KEY = "RINGFENCE_SERVER", "RINGFENCE_API_KEY"
 _SOCKET = "ringfence.sock"
+_SUN_PATH = 107  # include/uapi/linux/un.h UNIX_PATH_MAX, less the closing NUL
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:@\[\]]+)(?::[0-9]{1,5})?")
 _FORMS = "unix:PATH, http://HOST:PORT or https://HOST"
 
@@ -47,6 +48,10 @@ class Address:
             if not path.startswith("/"):
                 hint = f"as unix:{os.path.abspath(path or _SOCKET)}"
                 raise InvalidRequest(f"{text!r} has no absolute path", field="server", hint=hint)
+            if "\0" in path or len(os.fsencode(path)) > _SUN_PATH:
+                what = f"{text!r} is longer than {_SUN_PATH} bytes, or has a NUL"
+                hint = "no unix socket has such a path: `ringfence serve` prints its own"
+                raise InvalidRequest(what, field="server", hint=hint)
             return cls("http://localhost", path, text)
         if not text.startswith(("http://", "https://")) or len(text.split("/")) < 3:
             raise InvalidRequest(
@@ -58,6 +63,9 @@ class Address:
                 "has a user in the URL, which is not sent", field="server", hint=hint
             )
         if not _HOST.fullmatch(text.split("/")[2]) or not 0 <= _port_of(text) < 65536:
+            if re.search("[?#]", text):
+                hint = f"remove it: {re.split('[?#]', text)[0]}"
+                raise InvalidRequest(f"{text!r} has a query or fragment", field="server", hint=hint)
             what = f"{text!r} has no host, or a port that is none"
             raise InvalidRequest(what, field="server", hint=_FORMS)
         return cls(text.rstrip("/"), "", text)
@@ -85,6 +93,17 @@ def _meant(text: str) -> str:
     if "://" in text:
         return _FORMS
     return f"did you mean {'unix:' if text.startswith('/') else 'http://'}{text}?"
+
+
+def hint_of(address: Address, exc: Exception) -> str:
+    """Say what to do about a connection that was not made."""
+    if "WRONG_VERSION_NUMBER" in str(exc):  # OpenSSL's, of an answer without TLS
+        return f"the server there serves without TLS: http:{address.url.removeprefix('https:')}"
+    if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+        return "its certificate must be of a public authority, and name this host"
+    if address.unix and os.path.isdir(address.unix):
+        return f"it is a directory: did you mean {address.shown.rstrip('/')}/{_SOCKET}?"
+    return "start it with `ringfence serve`; if it is just being started, try again"
 
 
 def _port_of(text: str) -> int:

@@ -173,7 +173,9 @@ def make_request(argv: Sequence[StrPath], *more: object, **options: Any) -> Exec
             given["stdin"] = given["stdin"].encode()
         if isinstance(given.get("user"), int) and not isinstance(given.get("user"), bool):
             given["user"] = str(given["user"])
-    if more or isinstance(argv, str | bytes) or not hasattr(argv, "__iter__"):
+    # A mapping would be its names alone, a set has no order.
+    is_other = isinstance(argv, str | bytes | dict | set | frozenset)
+    if more or is_other or not hasattr(argv, "__iter__"):
         is_what = "several arguments" if more else type(argv).__name__
         what, hint = f"must be a list, not {is_what}", "for a shell: shell(SCRIPT)"
         checks.refuse("argv", what, f'as ["ls", "-l"]; {hint}')

@@ -107,6 +107,13 @@ INSTEAD: dict[str, dict[str, str]] = {
         "backend": 'use backends=["native"]',
         "path": "use state_dir=",
     },
+    "backend": {
+        **dict.fromkeys(("kvm", "qemu", "firecracker", "libkrun", "vm"), "use microvm"),
+        **dict.fromkeys(("podman", "container", "containerd"), "use docker"),
+        **dict.fromkeys(("bwrap",), "use bubblewrap"),
+        **dict.fromkeys(("runsc",), "use gvisor"),
+        **dict.fromkeys(("namespaces", "local", "process", "default"), "use native"),
+    },
     "from_image()": dict.fromkeys(
         ("username", "password", "credentials", "registry", "auth", "pull"), _LOGIN
     ),

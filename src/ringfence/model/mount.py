@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
     from dataclasses import dataclass
+    from typing import NoReturn
 
     StrPath = str | os.PathLike[str]
 else:
@@ -59,7 +60,7 @@ class Mount(Model):
     Attributes:
         target: Absolute path inside; normalised, `..` refused.
         source: Empty: a directory owned by the session. Relative: under the session's
-            root. Absolute: a host path, which must exist.
+            root. Absolute: a host path, which must exist and is not `/`.
         access: `read_only` (enforced by the kernel) or `read_write`.
         protect: Paths below a writable mount that stay read-only even where they do not
             exist yet; None takes the spec's, and those default to the built-in set.
@@ -124,8 +125,7 @@ class Mount(Model):
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
         if not target.startswith("/"):
             if ":" in source:
-                said = "neither an access (ro or rw) nor an absolute path in the sandbox"
-                checks.refuse("mount.target", f"{target!r} is {said}", f"as {source}:rw")
+                _refuse_option(target if options else last, source)
             hint = "write the host path first, then an absolute path in the sandbox: as .:/work"
             checks.refuse("mount.target", f"{target!r} is not an absolute path", hint)
         body, comma, option = target.rpartition(",")
@@ -152,6 +152,15 @@ class Mount(Model):
     def is_host_path(self) -> bool:
         """True if the source is a host path rather than the session's own directory."""
         return self.source.startswith("/")
+
+
+def _refuse_option(word: str, start: str) -> NoReturn:
+    """Refuse what stands behind `SRC:DST:` and is no option, or is a second one."""
+    if word.lower() in _SHORT:
+        said = "is followed by another access" if word in _SHORT else "must be in lower case"
+        checks.refuse("mount.access", f"{word!r} {said}", f"as {start}:{word.lower()}")
+    said = "neither an access (ro or rw) nor an absolute path in the sandbox"
+    checks.refuse("mount.target", f"{word!r} is {said}", f"as {start}:rw")
 
 
 def outermost_first(mounts: list[Mount]) -> list[Mount]:
@@ -185,7 +194,12 @@ def _check_source(value: object) -> str:
     source = checks.path(value, "source")
     if source.startswith("/"):
         # `..` is for the kernel to resolve: symlinks may be on the way.
-        return "/" + "/".join(part for part in source.split("/") if part not in ("", "."))
+        plain = "/".join(part for part in source.split("/") if part not in ("", "."))
+        if not plain:
+            # Its owner's files are the sandbox's own by id mapping: /etc/shadow can be read.
+            hint = "mount the directory that is needed; the sandbox has the host's /usr already"
+            checks.refuse("source", "/ would show every file of this host, secrets too", hint)
+        return f"/{plain}"
     relative = checks.normal_path(source, "source")
     if not relative:
         # Taken for no source at all, it would be another directory than the one that was named.

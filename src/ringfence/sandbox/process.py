@@ -60,13 +60,15 @@ class Process:
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process itself; nothing happens when it has ended."""
+        number = checks.signal_number(signum)
         if self.running:
-            self._pump.run.signal(checks.signal_number(signum))
+            self._pump.run.signal(number)
 
     def signal_group(self, signum: int) -> None:
         """Send a signal to its whole process group, as a terminal does."""
+        number = checks.signal_number(signum)
         if self.running:
-            self._pump.run.signal(checks.signal_number(signum), group=True)
+            self._pump.run.signal(number, group=True)
 
     def terminate(self) -> None:
         """SIGTERM: ask it to end."""

@@ -236,6 +236,9 @@ def find(method: str, path: str) -> Found | None:
     return None
 
 
+_ADMINS_KEY = "use a key made with --scope admin, or the server's unix socket as its own user"
+
+
 def check_complete(routes: Iterable[tuple[Iterable[str], str]]) -> None:
     """Refuse to serve a route that is not in the table.
 
@@ -262,7 +265,7 @@ def check_route(caller: Caller, found: Found) -> None:
     if caller.scope in found.rule.scopes:
         return
     if found.rule.scopes == _ADMINS:
-        raise Forbidden("only an admin may do this")
+        raise Forbidden("only an admin may do this", hint=_ADMINS_KEY)
     allowed = ", ".join(found.rule.scopes)
     raise Forbidden(f"a {caller.scope} key may not do this", hint=f"use a key of scope {allowed}")
 
@@ -364,7 +367,8 @@ class Permissions:
             Forbidden: Another client, and the caller is no admin.
         """
         if client_id and client_id != caller.client and not caller.is_admin:
-            raise Forbidden("only an admin may act for another client", field="client_id")
+            what = "only an admin may act for another client"
+            raise Forbidden(what, field="client_id", hint=_ADMINS_KEY)
         return client_id or caller.client
 
     def _judge_attach(self, caller: Caller, request: AttachRequest) -> AttachRequest:
@@ -446,4 +450,4 @@ def _own_networks() -> list[Network]:
 
 
 def _refuse(field: str, what: str) -> None:
-    raise Forbidden(f"only an admin may have {what}", field=field)
+    raise Forbidden(f"only an admin may have {what}", field=field, hint=_ADMINS_KEY)

@@ -57,10 +57,9 @@ def error_of(exc: Refused) -> RingfenceError:
     text = exc.strerror or str(exc)
     if problem := out_of_files(exc):
         return problem
-    verb, _, target = text.partition(": ")[0].partition(" ")
-    if verb in ("bind", "bind_inside", "session_dir") and exc.errno in _BAD_TARGETS:
-        reason = f"{target}: nothing can be mounted there: {os.strerror(exc.errno)}"
-        return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[exc.errno])
+    target = text.partition(": ")[0].partition(" ")[2]
+    if found := error_of_target(exc, target):
+        return found
     if is_of_the_host(exc):
         hint = way_on(exc)
     elif found := hint_of_source(exc, target):
@@ -68,6 +67,15 @@ def error_of(exc: Refused) -> RingfenceError:
     elif exc.errno == errno.EFBIG:
         hint = "raise `ulimit -f`: it counts for the sandbox's own files, too"
     return IsolationError(f"the sandbox was not started: {text}", hint=hint)
+
+
+def error_of_target(exc: Refused, target: str) -> InvalidRequest | None:
+    """The error for a mount whose target is at fault; None if it is another step's."""
+    number, verb = exc.errno or 0, (exc.strerror or "").partition(" ")[0]
+    if verb not in ("bind", "bind_inside", "session_dir") or number not in _BAD_TARGETS:
+        return None
+    reason = f"{target}: nothing can be mounted there: {os.strerror(number)}"
+    return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[number])
 
 
 def is_of_the_host(exc: Refused) -> bool:

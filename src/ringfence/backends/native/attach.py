@@ -15,7 +15,7 @@ from ..local.host.facts import host
 from ..local.mounts.denied import check_mount
 from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
 from ..local.mounts.sources import refuse_sockets
-from ..local.refusals import hint_of_source
+from ..local.refusals import error_of_target, hint_of_source
 from . import planner
 from .inner import replay, send
 
@@ -129,6 +129,8 @@ def _send(
             what = f"{link or target}: lies in a read-only mount, or is one"
             hint = "choose a target that no read-only mount covers"
             raise InvalidRequest(what, field="mount", hint=hint) from exc
+        if found := error_of_target(exc, link or target):
+            raise found from exc
         hint = hint_of_source(exc, tree["source"] if tree else "")
         raise InvalidRequest(f"{link or target}: {exc.strerror}", field="mount", hint=hint) from exc
 

@@ -93,7 +93,8 @@ class NativeFiles(LocalFiles):
         os.close(fd)
         if kind == stat.S_IFDIR:
             raise IsADirectory(f"{where}: is a directory", path=where)
-        raise FileError(f"{where}: is not a regular file", path=where)
+        hint = "read a device, pipe or socket with a program inside: exec([...])"
+        raise FileError(f"{where}: is not a regular file", path=where, hint=hint)
 
 
 def _info(base: str, name: str, directory: int) -> FileInfo | None:

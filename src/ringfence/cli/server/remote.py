@@ -64,6 +64,10 @@ def sandbox_of(client: Client, word: str) -> RemoteSandbox:
         if not named and word.startswith("snap-"):
             hint = f"`ringfence create --snapshot {word}` makes a sandbox from it"
             raise InvalidRequest(f"{word} is a snapshot", field="SANDBOX", hint=hint) from None
+        if not named and isinstance(exc, InvalidRequest):
+            hint = "`ringfence list` shows ids and names"
+            what = f"no sandbox is called {word!r}, and it is not an id"
+            raise InvalidRequest(what, field="SANDBOX", hint=hint) from None
         if not named:
             raise exc from None
     if len(named) > 1:
@@ -81,11 +85,15 @@ def _key(given: dict[str, Any]) -> str | None:
         return None
     try:
         with open(given["key-file"], encoding="utf-8") as file:
-            return file.read().strip()
+            key = file.read().strip()
     except (OSError, ValueError) as exc:
-        why = getattr(exc, "strerror", None) or str(exc)
+        why = getattr(exc, "strerror", None) or "is not text"
         hint = "give the path of a file with an API key, or set $RINGFENCE_API_KEY"
         raise InvalidRequest(f"{given['key-file']!r}: {why}", field="key-file", hint=hint) from exc
+    if not key:
+        hint = "write the line that `ringfence keys create NAME` printed into it"
+        raise InvalidRequest(f"{given['key-file']!r} is empty", field="key-file", hint=hint)
+    return key
 
 
 def key_values(texts: Sequence[str], field: str) -> dict[str, str]:
@@ -99,7 +107,9 @@ def key_values(texts: Sequence[str], field: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidRequest(f"{text!r} is not K=V", field=field, hint="as NAME=value")
-        found[key] = value
+        if found.setdefault(key, value) != value:
+            what = f"{key!r} is given twice, with {found[key]!r} and {value!r}"
+            raise InvalidRequest(what, field=field, hint="give each name once")
     return found
 
 

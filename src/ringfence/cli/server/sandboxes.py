@@ -52,6 +52,9 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(client: Client, given: dict[str, Any]) -> RemoteSandbox:
+    if "name" in given and not given["name"].strip():
+        hint = "remove the option for no name; is a variable of the shell empty?"
+        raise InvalidRequest("must not be empty", field="name", hint=hint)
     if "snapshot" in given:
         others = {"name", "label", "ttl", "server", "key-file", "json", "snapshot"}
         if more := sorted(set(given) - others):

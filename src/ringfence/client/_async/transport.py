@@ -10,7 +10,7 @@ import httpx2
 
 from ...errors import ServerUnreachable, TimeoutExceeded
 from ...model.base import checks
-from ..address import Address, key_of
+from ..address import Address, hint_of, key_of
 from ..answers import (
     BUSY,
     KEEP_ALIVE,
@@ -276,7 +276,7 @@ class AsyncTransport:
             return TimeoutExceeded(f"{where} did not answer in time")
         hint = ""
         if isinstance(exc, httpx2.ConnectError):
-            hint = "start it with `ringfence serve`; if it is just being started, try again"
+            hint = hint_of(self.address, exc)
         return ServerUnreachable(f"{where}: {str(exc) or type(exc).__name__}", hint=hint)
 
     async def close(self) -> None:

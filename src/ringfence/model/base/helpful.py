@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 # `inspect` and `functools` take longer to import than a run.
 _IS_COROUTINE = 0x80  # inspect.CO_COROUTINE
+INSTANCES = {
+    "Sandbox": "sandbox = Sandbox.create() makes one; Client(ADDRESS).get(ID) finds one of a server",
+    "Client": "client = Client(ADDRESS)",
+}
+"""How an object is had of those classes whose methods are called on the class by mistake."""
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 
 
@@ -28,6 +33,8 @@ def helpful(cls: T) -> T:
         elif hasattr(value, "__code__"):
             setattr(cls, name, knows_keywords(value))
     cls.__getattr__ = _no_attribute
+    if not hasattr(cls, "__match_args__"):  # the others are values
+        cls.__reduce_ex__ = _no_pickle
     return cls
 
 
@@ -43,6 +50,7 @@ def knows_keywords(function: F) -> F:
         try:
             return await function(*args, **options)
         except TypeError:
+            _refuse_class(function, args)
             _refuse_unknown(function, options)
             raise
 
@@ -50,6 +58,7 @@ def knows_keywords(function: F) -> F:
         try:
             return function(*args, **options)
         except TypeError:
+            _refuse_class(function, args)
             _refuse_unknown(function, options)
             raise
 
@@ -64,6 +73,22 @@ def _no_attribute(self: object, name: str) -> object:
     from ..mistakes import no_attribute
 
     raise no_attribute(self, name)
+
+
+def _no_pickle(self: object, _protocol: object) -> object:
+    what = f"{type(self).__name__} cannot be pickled or copied: it is a connection of this process"
+    raise TypeError(f"{what} (pass an id, and get it from a Client, or create another there)")
+
+
+def _refuse_class(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Refuse a method called on its class, whose first argument stands where the object belongs."""
+    cls, dot, name = function.__qualname__.rpartition(".")
+    if not (dot and args and isinstance(args[0], str | bytes | list | tuple | dict | int)):
+        return
+    code: Any = getattr(function, "__code__", None)
+    if code and code.co_argcount and code.co_varnames[0] == "self":
+        hint = INSTANCES.get(cls.removeprefix("Async"), f"call it on an object of {cls}")
+        raise TypeError(f"{cls}.{name}() was called on the class ({hint})")
 
 
 def _refuse_unknown(function: Callable[..., Any], options: Mapping[str, Any]) -> None:

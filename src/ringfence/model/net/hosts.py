@@ -128,11 +128,25 @@ def read_address(given: str, field: str) -> str:
                 network = ipaddress.ip_network((first & 0xFFFFFFFF, network.prefixlen - 96))
     except ValueError:
         url = "://" in given
-        hint = _alone(given) if url else ""
+        hint = _alone(given) if url else _network_of(given)
         hint = hint or ("as example.com, without the URL" if url else "as 10.0.0.0/8 or 1.2.3.4")
         checks.refuse(field, f"{given!r} is not an address or network", hint)
     single = network.prefixlen == network.max_prefixlen
     return str(network.network_address if single else network)
+
+
+def _network_of(given: str) -> str:
+    """Show the network that an address with a number of bits is in; empty where it is neither."""
+    import ipaddress
+
+    try:
+        network = ipaddress.ip_network(given, strict=False)
+    except ValueError:
+        return ""
+    address = given.partition("/")[0]
+    return (
+        f"for the network write {network}, for the address alone {address}" if "/" in given else ""
+    )
 
 
 def _alone(url: str) -> str:

@@ -98,7 +98,11 @@ def refuse_sockets(source: str) -> None:
 
 
 def _refuse_socket(path: str) -> None:
-    if stat.S_ISSOCK(os.lstat(path).st_mode):
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return  # it went away since its name was read
+    if stat.S_ISSOCK(mode):
         raise IsolationError(
             f"{path} is a unix socket, and this sandbox may connect to it",
             hint="give the mount when the sandbox is created: it then connects to sockets of its own only",
