@@ -60,21 +60,25 @@ class NewRoot:
             parent = child
         os.close(parent)
 
+    def make_mount_point(self, target: str, is_dir: bool) -> None:
+        """Create a directory or an empty file to mount on, and its parents; what exists stays."""
+        if is_dir:
+            self.make_dir(target)
+            return
+        parent, _, name = target.rpartition("/")
+        if parent:
+            self.make_dir(parent)
+        directory = self.open(parent or "/", os.O_PATH | os.O_DIRECTORY)
+        try:
+            os.close(os.open(name, _NEW_FILE, 0o644, dir_fd=directory))
+        except FileExistsError:
+            pass
+        finally:
+            os.close(directory)
+
     def attach(self, tree: int, target: str) -> None:
         """Attach a detached tree at `target`, made to fit (directory on directory, file on file)."""
-        if stat.S_ISDIR(os.fstat(tree).st_mode):
-            self.make_dir(target)
-        else:
-            parent, _, name = target.rpartition("/")
-            if parent:
-                self.make_dir(parent)
-            directory = self.open(parent or "/", os.O_PATH | os.O_DIRECTORY)
-            try:
-                os.close(os.open(name, _NEW_FILE, 0o644, dir_fd=directory))
-            except FileExistsError:
-                pass
-            finally:
-                os.close(directory)
+        self.make_mount_point(target, stat.S_ISDIR(os.fstat(tree).st_mode))
         mountpoint = self.open(target)
         try:
             mounts.move_mount(tree, "", dir_fd=mountpoint)
@@ -216,6 +220,13 @@ def _image_proc(root: NewRoot) -> None:
 
 def _bind(root: NewRoot, target: str, index: int) -> None:
     root.attach(root.trees[index], target)
+
+
+def _mount_point(root: NewRoot, path: str, is_dir: bool) -> None:
+    """Make it for others to mount on, who are told what is wrong as the kernel would tell us."""
+    root.make_mount_point(path, is_dir)
+    if not is_dir and stat.S_ISDIR(_stat(root, path).st_mode):
+        raise OSError(errno.EINVAL, "is a directory")
 
 
 def _session_dir(root: NewRoot, path: str) -> None:
@@ -368,6 +379,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "rewrite": _rewrite,
     "show": _show,
     "bind": _bind,
+    "mount_point": _mount_point,
     "session_dir": _session_dir,
     "bind_inside": _bind_inside,
     "pin": _pin,

@@ -78,6 +78,11 @@ def _add_mounts(draft: Draft) -> None:
         if mount.is_host_path:
             # Served by a connection of its own, which looks again at every use.
             place = draft.add_of_host(mount)
+            is_nested = any(is_below(mount.target, each.target) for each in wanted[:i])
+            if not (hidden or is_nested or draft.image):
+                # gVisor would make it itself, but not where the root is read-only by then, as
+                # /etc is without root, and /usr.
+                draft.guest.append(("mount_point", mount.target, os.path.isdir(mount.source)))
             if not hidden:
                 _show(draft, mount, place)
         else:
