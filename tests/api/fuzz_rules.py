@@ -51,6 +51,7 @@ CANNOT_BE_SAID = [
         "cursors",
     ),
     (".*", r"must be a whole number, not \d+\.0$", "whole numbers"),
+    (r"(.*\.)?user", "must be a string, not float", "whole numbers"),
     (".*", "lives in it too", "limits"),
     (".*", "choose the sandbox with options", "pairs"),
     (r"strong_runtime\..*", "no backend|must be between", "pairs"),

@@ -17,7 +17,24 @@ from tests.api.test_openapi import DOCUMENT, models_read
 
 pytestmark = pytest.mark.anyone
 
-_SCALARS: list[Any] = [None, True, False, 0, 1, -1, 0.5, -0.5, 2**70, "", " ", "a", "A", "a b", "é"]
+_SCALARS: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    1.0,
+    -1,
+    0.5,
+    -0.5,
+    2**70,
+    "",
+    " ",
+    "a",
+    "A",
+    "a b",
+    "é",
+]
 _SCALARS += ["/", "//", "/a", "a/b", "0", "-1", "1.0", "x" * 300, "terminate", "ro", "../x", "a\nb"]
 _VALUES: list[Any] = [
     *_SCALARS,
