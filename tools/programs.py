@@ -32,8 +32,10 @@ need Linux 5.9 with Landlock: see `unix_sockets` in `ringfence doctor`. There ar
 sockets of Unix there natively: socat, dnsmasq and others that make one for signals or for syslog end with
 "Socket type not supported".
 
-Of the host's `/etc` and `/var` a sandbox has little. R, Emacs, Maven, Mono and GHC find what they need with
-`--mount /etc/R:/etc/R`, `/etc/emacs`, `/etc/maven`, `/etc/mono` and `/var/lib/ghc`, or in an image.
+Of the host's `/etc` and `/var` a sandbox has little. R, Emacs, Maven, Mono, GHC, PHP's modules, TeX and
+LibreOffice find what they need with `--mount /etc/R:/etc/R`, `/etc/emacs`, `/etc/maven`, `/etc/mono`, `/var/lib/ghc`,
+`/etc/php`, `/etc/texmf` with `/var/lib/texmf`, and `/etc/libreoffice`, or in an image. `perf` needs
+`profile=unrestricted`, for counters of the processor tell of other programs. `docker` finds no engine, on purpose.
 """
 
 
