@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Sandbox, SandboxLost
+from ringfence import Mount, Sandbox, SandboxLost, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.cli.commands import RUN
-from ringfence.cli.hints import OPTIONS
+from ringfence.cli.hints import OPTIONS, hints
 from tests.cli.command import ringfence_command, run, run_json
 from tests.features import require
 
@@ -234,3 +234,15 @@ while True:
         except ProcessLookupError:
             pass
 """
+
+
+def test_go_in_a_directory_that_is_no_repository(notes: Path) -> None:
+    """It takes the protected, empty .git for one; the control: a repository."""
+    spec = SandboxSpec(mounts=(Mount("/work", str(notes), "rw"),))
+
+    missed = hints(["go", "build"], 1, spec, {"here": "rw"})
+    (notes / ".git").mkdir()
+    found = hints(["go", "build"], 1, spec, {"here": "rw"})
+
+    assert "add -buildvcs=false" in missed[-1]
+    assert not any("buildvcs" in each for each in found)

@@ -299,11 +299,25 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
             )
         elif script := missing_script(argv):
             found.append(f"{script} does not exist on this host")
+    if program == "go" and argv[1:2] in (["build"], ["install"]) and _shows_new_git(spec):
+        # cmd/go/internal/vcs takes any directory of that name for a repository, and asks git.
+        found.append(
+            "go asks git about .git, which is empty and protected: add -buildvcs=false, or run"
+            " `git init` on the host"
+        )
     if program == "git" and "commit" in argv[1:] and ".git" in (spec.protect or ()):
         found.append(
             "--protect .git makes .git read-only: commit on the host, or remove the option"
         )
     return found
+
+
+def _shows_new_git(spec: SandboxSpec) -> bool:
+    """Return whether a writable mount has a .git inside that is not on the host."""
+    return any(
+        each.is_writable and each.is_host_path and not os.path.exists(f"{each.source}/.git")
+        for each in spec.mounts
+    )
 
 
 def _of_a_name(name: str, *, is_shown: bool) -> list[str]:

@@ -72,7 +72,10 @@ def error_of(exc: Refused) -> RingfenceError:
 def error_of_target(exc: Refused, target: str) -> InvalidRequest | None:
     """The error for a mount whose target is at fault; None if it is another step's."""
     number, verb = exc.errno or 0, (exc.strerror or "").partition(" ")[0]
-    if verb not in ("bind", "bind_inside", "mount_point", "session_dir") or number not in _BAD_TARGETS:
+    if (
+        verb not in ("bind", "bind_inside", "mount_point", "session_dir")
+        or number not in _BAD_TARGETS
+    ):
         return None
     reason = f"{target}: nothing can be mounted there: {os.strerror(number)}"
     return InvalidRequest(reason, field="mounts.target", hint=_BAD_TARGETS[number])
