@@ -33,9 +33,9 @@ sockets of Unix there natively: socat, dnsmasq and others that make one for sign
 "Socket type not supported".
 
 Of the host's `/etc` and `/var` a sandbox has little. R, Emacs, Maven, Mono, GHC, PHP's modules, TeX and
-LibreOffice find what they need with `--mount /etc/R:/etc/R`, `/etc/emacs`, `/etc/maven`, `/etc/mono`, `/var/lib/ghc`,
-`/etc/php`, `/etc/texmf` with `/var/lib/texmf`, and `/etc/libreoffice`, or in an image. `perf` needs
-`profile=unrestricted`, for counters of the processor tell of other programs. `docker` finds no engine, on purpose.
+LibreOffice find what they need with `--mount /etc/R:/etc/R`, `/etc/emacs`, `/etc/maven`, `/etc/mono`,
+`/var/lib/ghc`, `/etc/php`, `/etc/texmf` with `/var/lib/texmf`, and `/etc/libreoffice`, or in an image. `perf`
+needs `profile=unrestricted`: counters of the processor tell of other programs. `docker` finds no engine.
 """
 
 

@@ -252,3 +252,15 @@ async def test_files_of_the_asynchronous_half(async_client: AsyncClient, tmp_pat
             await sandbox.files.read("none")
         with pytest.raises(ConnectError):
             await sandbox.connect(9)
+
+
+def test_a_file_read_as_a_whole_is_bounded(
+    sandbox: RemoteSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest makes one of any size for nothing; its parts can be read."""
+    monkeypatch.setattr("ringfence.client._sync.files.MOST_READ", 100)
+    sandbox.files.write("long", bytes(101))
+
+    with pytest.raises(FileError, match=r"long: is longer than .*max_bytes="):
+        sandbox.files.read("long")
+    assert bytes(101) == sandbox.files.read("long", max_bytes=200)

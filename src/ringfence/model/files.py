@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import FileError
 from .base import checks
 from .base.model import Model
 
@@ -16,6 +17,15 @@ DIRECTORY = "directory"
 SYMLINK = "symlink"
 OTHER = "other"
 KINDS = (FILE, DIRECTORY, SYMLINK, OTHER)
+
+MOST_READ = 1 << 30
+"""Bytes of a file that is read as a whole: a guest makes a sparse one of any size for nothing."""
+
+
+def too_long(path: str) -> FileError:
+    """The error for a file that is longer than `MOST_READ`."""
+    hint = "read a part with max_bytes=, stream it with open_read(PATH), or download() it"
+    return FileError(f"{path}: is longer than {MOST_READ >> 30} GiB", path=path, hint=hint)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -44,13 +44,13 @@ class Files:
         self._inner, self._mounts = inner, mounts
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
-        """The whole file, or of what follows `offset` the first `max_bytes`."""
+        """The whole file, of at most 1 GiB; or of what follows `offset` the first `max_bytes`."""
         checks.part_of_file(offset, max_bytes)
         stream = self._inner.open_read(path)
         try:
             with stream as file:
                 _skip(file, offset)
-                return file.read(-1 if max_bytes is None else max_bytes)
+                return _whole(file, path) if max_bytes is None else file.read(max_bytes)
         except OSError as exc:
             raise _typed(exc, path) from exc
 
@@ -287,6 +287,18 @@ def _told_of(local: str, place: str, progress: Progress | None) -> Progress | No
         return progress
     tell = progress
     return lambda copied, name: tell(copied, name.replace(place, local, 1))
+
+
+def _whole(file: BinaryIO, path: str) -> bytes:
+    from ..model.files import MOST_READ, too_long
+
+    parts, left = [], MOST_READ
+    while part := file.read(min(left + 1, _CHUNK)):
+        if len(part) > left:
+            raise too_long(path)
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _skip(file: BinaryIO, count: int) -> None:

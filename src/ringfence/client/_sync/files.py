@@ -10,7 +10,7 @@ from ...errors import FileError, FileNotFound, NotADirectory, ServerUnreachable
 from ...model.base import checks
 from ...model.base.helpful import helpful
 from ...model.base.jsonform import loads
-from ...model.files import FileInfo
+from ...model.files import MOST_READ, FileInfo, too_long
 from ...model.found import AllReplaced, FileChange, FoundFiles, FoundLines
 from .. import copies
 from .pauses import blocking, pause
@@ -37,7 +37,7 @@ class RemoteFiles:
         self._transport, self._at = transport, f"{sandbox_at}/files"
 
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
-        """The whole file, or at most `max_bytes` of it from `offset` on."""
+        """The whole file, of at most 1 GiB; or at most `max_bytes` of it from `offset` on."""
         checks.part_of_file(offset, max_bytes)
         if offset and 0 < (self.stat(path, follow=True)).size_bytes <= offset:
             return b""  # HTTP has no range for nothing
@@ -51,6 +51,8 @@ class RemoteFiles:
                         found += reader.take(chunk)
                         if max_bytes is not None and len(found) >= max_bytes:
                             return bytes(found[:max_bytes])
+                        if max_bytes is None and len(found) > MOST_READ:
+                            raise too_long(path)
                     reader.is_over = True
             except ServerUnreachable as exc:
                 pause(reader.broken(exc))
