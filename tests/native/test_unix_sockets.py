@@ -425,3 +425,47 @@ def test_a_stopped_pid_1_lets_callers_wait_and_a_killed_one_ends_them(
             host.accept()
     finally:
         os.close(pidfd)
+
+
+# Sixteen threads connect to its own socket and to the host's, for ever; prints how often.
+_ALWAYS = """
+import socket, threading, time
+server = socket.socket(socket.AF_UNIX); server.bind("/tmp/own"); server.listen(512)
+threading.Thread(target=lambda: [server.accept()[0].close() for _ in iter(int, 1)], daemon=True).start()
+count = 0
+def ask(name):
+    global count
+    while True:
+        with socket.socket(socket.AF_UNIX) as made: made.connect_ex(name)
+        count += 1
+names = ("/tmp/own", "/data/s", "/proc/self/root/data/s", "/data/../data/s")
+for name in names * 4: threading.Thread(target=ask, args=(name,), daemon=True).start()
+while count < 500: time.sleep(0.01)
+print("many", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["killed", "stopped and killed", "stopped and terminated"])
+def test_pid_1_goes_away_in_the_middle_of_connects(
+    make: MakeSandbox, host: socket.socket, private_dir: Path, how: str
+) -> None:
+    sandbox = make(mounts=[Mount("/data", str(private_dir), READ_WRITE)])
+    host.setblocking(False)
+    process = sandbox.start(["python3", "-c", _ALWAYS], timeout_s=120)
+    assert b"many\n" == next(iter(process.stdout))
+    pidfd = os.pidfd_open(init_pid(sandbox))
+    try:
+        if how.startswith("stopped"):
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        if how.endswith("killed"):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with pytest.raises(SandboxLost):
+                process.wait(60)
+        else:
+            sandbox.terminate()
+        with pytest.raises(BlockingIOError):
+            host.accept()
+    finally:
+        os.close(pidfd)
