@@ -102,7 +102,7 @@ def key_values(texts: Sequence[str], field: str) -> dict[str, str]:
     Raises:
         InvalidRequest: One of them is something else.
     """
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
