@@ -105,7 +105,7 @@ class TestMounts:
         ("text", "field"),
         [
             ("", "mount"), ("/only", "mount"), ("/a:", "mount"), ("/a:ro", "mount"),
-            ("/a:b", "mount.target"), ("/a:/b:RO", "mount.target"), ("/a:/b:rw:x", "mount.target"),
+            ("/a:b", "mount.target"), ("/a:/b:RO", "mount.access"), ("/a:/b:rw:x", "mount.target"),
             ("/a:/", "mount.target"), ("/a:/proc/x:ro", "mount.target"),
             ("/a:/x/../y", "mount.target"),
             ("../up:/work", "mount.source"), ("/a\0:/b", "mount"),
