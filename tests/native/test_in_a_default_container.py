@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import ringfence
+from tests.attack.test_attack import KNOWN
 from tests.engine import running_engine
 from tests.features import require
 from tests.native.service_there import EVERYTHING
@@ -230,3 +231,27 @@ def test_a_server_shows_the_containers_proc_to_who_allows_it(engine: list[str], 
     assert "no new /proc beside masked paths" in found["alone"][0]
     assert ["native", "hi\n"] == found["allowed"][:2]
     assert "command lines" in found["allowed"][2]["namespaces"]
+    # The container's root has root's uid inside, too, for which no limit of processes counts.
+    assert (user == 0) == ("pids_limit" in found["allowed"][2])
+    assert (user == 0) == ("host_identity" in found["allowed"][2])
+
+
+PROBES = """
+import json, subprocess, sys
+argv = [sys.executable, '-m', 'ringfence', 'doctor', '--attack', '--backend', 'native', '--json']
+ran = subprocess.run(argv, capture_output=True, text=True)
+print(ran.stdout or json.dumps(ran.stderr))
+"""
+
+
+def test_the_probes_find_beside_masks_what_is_declared(engine: list[str]) -> None:
+    """As an ordinary user with a group of its own, where the container's /proc is shown."""
+    settings = (SECCOMP, "--user=1000:1000", "-eHOME=/home/me")
+    found = run(engine, 1000, "-c", PROBES, settings=settings)
+
+    results = found["probes"]
+    escaped = {each["id"] for each in results if each["status"] == "escaped"}
+    assert escaped <= KNOWN
+    reasons = {each["evidence"] for each in results if each["status"] == "not_applicable"}
+    assert all("the native backend reports it as degraded" in each for each in reasons)
+    assert len([each for each in results if each["status"] == "held"]) > 400

@@ -62,7 +62,8 @@ class SandboxSpec(Model):
             show there, and even where nothing is there yet.
         allow_degraded: Protections and limits, by name, that may be missing: those of
             `capabilities.MAY_BE_WEAKER`; `*` allows all but `namespaces`, with which the backend
-            landlock is taken where the host refuses them.
+            landlock is taken where the host refuses them, and the caller's /proc is shown where it
+            refuses a new one.
     """
 
     id: str | None = None

@@ -234,6 +234,9 @@ class NativeReader(ProcessReader, MountReader):
             why = f"{count} for each user inside by RLIMIT_NPROC"
             why += "; of all together sampled, and more end the sandbox"
             return degraded(why, DELEGATE)
+        if host().changes_users and not host().trusted_root:
+            # Its uid is the host's 0, which Linux exempts: kernel/fork.c, copy_process, INIT_USER.
+            return missing("RLIMIT_NPROC does not count for root", "start it as an ordinary user")
         return enforced(f"{count} by RLIMIT_NPROC, counted for this user namespace alone")
 
     def disk_quota(self) -> Verdict:
