@@ -103,12 +103,20 @@ class Execs:
 
     # -- starting -----------------------------------------------------------------------------
 
-    def start(self, live: Live, request: ExecRequest, *, attend_s: float = 0.0) -> Run:
+    def start(
+        self,
+        live: Live,
+        request: ExecRequest,
+        *,
+        attend_s: float = 0.0,
+        is_forked: bool = True,
+    ) -> Run:
         """Begin an exec; whoever asked may go away.
 
         Args:
             attend_s: Stay with it for so long at most: most commands are over sooner, and to have
                 another thread wait for their end takes longer than they do.
+            is_forked: It may go on in forks, where its backend can do that. What is attended to does not.
 
         Raises:
             RingfenceError: As the sandbox's own `start`; nothing runs, and nothing is remembered.
@@ -117,7 +125,8 @@ class Execs:
         run = self._new_run(live, request)
         with self._hidden(run):
             self._put(run.view())
-            pump = self._begin(live, run, request, partial(_start, live, run, request, attend_s))
+            begin = partial(_start, live, run, request, is_forked=is_forked and not attend_s)
+            pump = self._begin(live, run, request, begin)
         self._drive(run, pump, attend_s)
         return run
 
@@ -144,9 +153,8 @@ class Execs:
                             "this idempotency key was used for another request", field="key"
                         )
                     return self.find(live.sandbox_id, known), False
-                pump = self._begin(
-                    live, run, request, partial(_start, live, run, request, attend_s)
-                )
+                begin = partial(_start, live, run, request, is_forked=not attend_s)
+                pump = self._begin(live, run, request, begin)
         self._drive(run, pump, attend_s)
         return run, True
 
@@ -415,9 +423,9 @@ class Execs:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _start(live: Live, run: Run, request: ExecRequest, attend_s: float) -> BackendExec:
-    # What a caller waits for is not forked in the middle, and has nothing between it and its streams.
-    start = live.watched.start_attended if attend_s else live.watched.start
+def _start(live: Live, run: Run, request: ExecRequest, *, is_forked: bool) -> BackendExec:
+    # What is not forked in the middle has nothing between it and its streams.
+    start = live.watched.start if is_forked else live.watched.start_attended
     return start(request, label=run.id)
 
 

@@ -87,7 +87,7 @@ class Running:
                 )
                 # Not a note: without it nobody could say of an execution that it has begun.
                 self._service.save(self.result)
-                run = self._service.execs.start(live, _command(request))
+                run = self._service.execs.start(live, _command(request), is_forked=False)
                 now = manager.clock.wall()
                 self._step(ExecutionStatus.RUNNING, started_at=now, exec_id=run.id)
                 return self._attend(run)
