@@ -50,4 +50,7 @@ def registers(pid: int) -> dict[str, int]:
 
 def packed(values: dict[str, int]) -> bytes:
     """Registers as the kernel has them: struct user_regs_struct."""
-    return struct.pack(_FORMAT, *(values[name] & 0xFFFF_FFFF_FFFF_FFFF for name in _REGISTERS))
+    try:
+        return struct.pack(_FORMAT, *map(values.__getitem__, _REGISTERS))
+    except struct.error:  # type: ignore[attr-defined]  # a negative number
+        return struct.pack(_FORMAT, *(values[name] & 0xFFFF_FFFF_FFFF_FFFF for name in _REGISTERS))

@@ -39,15 +39,13 @@ class Mapping:
 
     def __init__(self, line: bytes) -> None:
         place, rights, offset, device, inode, *name = line.rstrip(b"\n").split(None, 5)
-        start, _, end = place.partition(b"-")
-        self.start, self.end = int(start, 16), int(end, 16)
-        self.rights = sum(
-            bit for at, letter, bit in _RIGHTS if rights[at] == letter
-        )  # PROT_READ, PROT_WRITE, PROT_EXEC
+        self.start, self.end = _range(place)
+        self.rights = _RIGHTS[rights[:3]]
         self.is_shared = rights[3:4] == b"s"
-        self.offset, self.inode = int(offset, 16), int(inode)
-        major, _, minor = device.partition(b":")
-        self.device = os.makedev(int(major, 16), int(minor, 16))
+        self.offset, self.inode, self.device = int(offset, 16), int(inode), 0
+        if self.inode:
+            major, _, minor = device.partition(b":")
+            self.device = os.makedev(int(major, 16), int(minor, 16))
         self.name = name[0] if name else b""
         self.file = -1
         self.size = self.end - self.start
@@ -65,7 +63,13 @@ class Mapping:
         return self.name.startswith(b"[v")
 
 
-_RIGHTS = ((0, ord("r"), 1), (1, ord("w"), 2), (2, ord("x"), 4))
+# PROT_READ, PROT_WRITE, PROT_EXEC
+_RIGHTS = {bytes(b"-rwx"[bit * (n >> bit - 1 & 1)] for bit in (1, 2, 3)): n for n in range(8)}
+
+
+def _range(place: bytes) -> tuple[int, int]:
+    start, _, end = place.partition(b"-")
+    return int(start, 16), int(end, 16)
 
 
 class State:
@@ -131,7 +135,7 @@ class Source:
         self.brk = self.umask = self.death_signal = 0
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
-        self.user = "", "", ""
+        self.user: list[bytes] = []
         self.cwd = self.exe = ""
         self.root = -1
         self._opened = opened
@@ -231,33 +235,35 @@ class Source:
         if self.pid not in self.stopped:
             raise CannotCopy("its first thread has ended")
 
-    def _facts(self, task: str = "", pid: int | str = "") -> dict[str, str]:
-        text = _read(f"/proc/{pid or self.pid}{task}/status").decode("utf-8", "replace")
-        pairs = (line.partition(":") for line in text.splitlines())
-        return {key: value.strip() for key, _, value in pairs}
+    def _facts(self, *names: bytes, task: str = "", pid: int | str = "") -> list[bytes]:
+        """Words of proc_pid_status(5); b"" for one that this kernel does not tell."""
+        text = _read(f"/proc/{pid or self.pid}{task}/status")
+        return [text.partition(b"\n%s:" % each)[2].partition(b"\n")[0].strip() for each in names]
 
     def _check(self) -> None:
         """Refuse what is not of an exec, and locked down as those are."""
-        facts = self._facts()
-        if int(facts["CapEff"], 16) or len(set(facts["Uid"].split())) > 1:
+        names = b"CapEff", b"Uid", b"Gid", b"Groups", b"Seccomp_filters"
+        capabilities, *user, filters = self._facts(*names)
+        if int(capabilities, 16) or len(set(user[0].split())) > 1:
             raise CannotCopy("it has capabilities, or several user ids")
-        self.user = facts["Uid"], facts["Gid"], facts["Groups"]
+        self.user = user
         # A container's filter around us is around each sandbox and each copy as well.
-        around = int(self._facts(pid="self").get("Seccomp_filters", 0))
-        if int(facts.get("Seccomp_filters", around + _FILTERS)) != around + _FILTERS:
+        (around,) = self._facts(b"Seccomp_filters", pid="self")
+        if filters and int(filters) != int(around) + _FILTERS:
             raise CannotCopy("it has a system-call filter of its own")
         fields = _read(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()
         if self.parent is None:
             self._check_group(fields)
         if int(fields[4]):
             raise CannotCopy("it has a terminal")
-        self.id, self.group, self.session = (
-            int(facts[name].split()[-1]) for name in ("NSpid", "NSpgid", "NSsid")
+        *ids, umask, ignored, caught = self._facts(
+            *(b"NSpid", b"NSpgid", b"NSsid", b"Umask", b"SigIgn", b"SigCgt")
         )
+        self.id, self.group, self.session = (int(each.split()[-1]) for each in ids)
         if _read(f"/proc/{self.pid}/timers"):
             raise CannotCopy("it has POSIX timers")
-        self.umask = int(facts["Umask"], 8)
-        self._ignored = int(facts["SigIgn"], 16) | int(facts["SigCgt"], 16)
+        self.umask = int(umask, 8)
+        self._ignored = int(ignored, 16) | int(caught, 16)
         # proc_pid_stat(5), fields 26 to 28, 45 to 51: start_code, end_code, start_stack; start_data ...
         places = [int(fields[number - 3]) for number in (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)]
         if not all(places):
@@ -321,8 +327,8 @@ class Source:
             for tid in sorted(self.stopped, key=lambda each: (each != self.pid, each)):
                 thread = self.stopped[tid]
                 state = State(thread)
-                facts = self._facts(f"/task/{tid}")
-                state.id_inside = int(facts["NSpid"].split()[-1])
+                (inside,) = self._facts(b"NSpid", task=f"/task/{tid}")
+                state.id_inside = int(inside.split()[-1])
                 state.name = _read(f"/proc/{self.pid}/task/{tid}/comm").rstrip(b"\n")[:15]
                 self._ask(state, memory, is_first=tid == self.pid)
                 _leave_sequence(state, memory)
@@ -414,20 +420,21 @@ class Source:
             between.registers, between.ends_with_us = first.registers, True
             return between.clone(self._gadget, _SIGCHLD)
         finally:
-            inside = int(self._facts(pid=between.tid)["NSpid"].split()[-1])
+            inside = int(self._facts(b"NSpid", pid=between.tid)[0].split()[-1])
             os.kill(between.tid, signal.SIGKILL)
             os.waitpid(between.tid, _WALL)
             first.call(self._gadget, _WAIT4, inside, 0, _WALL | os.WNOHANG, 0)
 
     def _missing_in_child(self) -> list[tuple[int, int]]:
         with open(f"/proc/{self.child}/maps", "rb") as file:
-            there = [Mapping(line) for line in file]
+            there = [_range(line.partition(b" ")[0]) for line in file]
         found, place = [], 0
         for mapping in self.mappings:  # both in order of address
             at = mapping.start
-            while place < len(there) and there[place].start <= at:
-                at = max(at, min(there[place].end, mapping.end))
-                if there[place].end > mapping.end:
+            while place < len(there) and there[place][0] <= at:
+                end = there[place][1]
+                at = max(at, min(end, mapping.end))
+                if end > mapping.end:
                     break
                 place += 1
             if at < mapping.end and not mapping.is_of_kernel:
