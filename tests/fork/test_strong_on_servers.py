@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -298,6 +299,21 @@ def test_calls_meanwhile_wait_or_are_told_to_come_again(sandbox: Any) -> None:
         fork.terminate()
     assert [] == [each for each in problems if "saved with its memory" not in str(each)]
     assert sandbox.exec(["true"]).ok
+
+
+def test_forks_at_once_are_made_in_turn(sandbox: Any) -> None:
+    """The first one still makes its copies while the source is saved for the second."""
+    counter = _counter(sandbox)
+    with ThreadPoolExecutor(3) as pool:
+        forking = [pool.submit(sandbox.fork, 2, processes="required") for _ in range(3)]
+        forks = [fork for each in forking for fork in each.result()]
+    try:
+        for fork in forks:
+            assert b"b 2\n" == _next(fork.process(*fork.fork_report.processes), b"b\n")
+        assert b"b 2\n" == _next(counter, b"b\n")
+    finally:
+        for fork in forks:
+            fork.terminate()
 
 
 @pytest.mark.parametrize("moment", ["*/", "snap-*/memory.img"])

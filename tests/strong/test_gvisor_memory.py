@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ringfence import (
     SessionManager,
 )
 from ringfence.backends.gvisor.backend import GvisorBackend
-from ringfence.errors import SnapshotCorrupt, SnapshotNotFound
+from ringfence.errors import RingfenceError, SnapshotCorrupt, SnapshotNotFound
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
 from ringfence.model.state import State
@@ -115,3 +116,21 @@ def test_each_has_a_machine_id_of_its_own(
             after.append(again.exec(read).stdout)
     assert 3 == len({before, *after})
     assert [33, 33] == [len(each) for each in after]
+
+
+def test_forks_of_several_threads_harm_no_one(backend: GvisorBackend) -> None:
+    """Who comes while another thread saves it is refused, or gets files only; what runs goes on."""
+    with Sandbox.create(backend=backend) as sandbox:
+        echo = sandbox.start(["sh", "-c", "while read -r x; do echo $x; done"], stream_stdin=True)
+        with ThreadPoolExecutor(4) as pool:
+            forking = [pool.submit(sandbox.fork) for _ in range(4)]
+        problems = [each.exception() for each in forking]
+        made = [each.result()[0] for each in forking if each.exception() is None]
+        for fork in made:
+            fork.terminate()
+        assert all(isinstance(each, RingfenceError) for each in problems if each is not None)
+        assert any(each.fork_report is not None and each.fork_report.has_processes for each in made)
+        assert echo.stdin is not None
+        echo.stdin.write(b"here\n")
+        assert b"here\n" == next(iter(echo.stdout))
+        assert sandbox.exec(["true"]).ok

@@ -75,9 +75,9 @@ class Mark:
         self._home, self._processes = home, processes
         self._is_closed = True
         self._live = LiveFork(sandbox)
+        _sweep(home)
         self.report: ForkReport = self._live.stop(processes, spec)
         try:
-            _sweep(home)
             self.id: str = sandbox._inner.snapshot({OWNER: owner.label()}).id
             self._is_closed = False
             if self._live.is_whole:

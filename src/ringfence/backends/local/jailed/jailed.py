@@ -97,6 +97,8 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
         if why:
             raise whole.refused(self, why)
         with self._gate:
+            if self.held_by:
+                raise whole.refused(self, "another thread is saving it")
             self.held_by = get_ident()
         try:
             whole.hold(self, templates)

@@ -43,16 +43,13 @@ class RelayedExec(GuestExec):
     def done(self) -> int:
         return -1 if self._wait.closed else self._wait.fileno()
 
-    @property
-    def is_apart(self) -> bool:
-        """True while what it belongs to is saved."""
-        return self._far is not None
-
     def leave(self) -> None:
         """Keep its streams and its driver from seeing that the agent closes its ends."""
         with self._lock:
             if self._status is not None or self._problem is not None or self._wait.closed:
                 raise LifecycleError(f"{self.id} has just ended")
+            if self._far is not None:
+                raise LifecycleError(f"{self.id} is being saved already")
             ends = enumerate((self.stdin, self.stdout, self.stderr))
             self._far = {
                 number: os.open(
@@ -127,13 +124,17 @@ class WholeTemplate(ProcessTemplate):
 
     Attributes:
         home: Where it goes on: once that was saved, the sandbox in its place.
+        is_held: The exec is apart for this template, and not for the next fork of its sandbox.
     """
+
+    is_held = False
 
     def __init__(self, home: JailedSandbox, run: RelayedExec) -> None:
         self.home, self.run = home, run
 
     def release(self) -> None:
-        if self.run.is_apart:
+        is_held, self.is_held = self.is_held, False
+        if is_held:
             self.run.move(self.home)
 
     def load(self) -> None:
@@ -193,14 +194,17 @@ def hold(sandbox: JailedSandbox, templates: Sequence[ProcessTemplate]) -> None:
     Raises:
         Unsupported: Something else does; all goes on.
     """
-    runs = [each.run for each in templates if isinstance(each, WholeTemplate)]
+    held = [each for each in templates if isinstance(each, WholeTemplate)]
     try:
-        for run in runs:
-            run.leave()
-        saving.settle(sandbox, [run.number for run in runs])
+        for each in held:
+            each.run.leave()
+            each.is_held = True
+        saving.settle(sandbox, [each.run.number for each in held])
     except BaseException as exc:
-        for run in runs:
-            run.stay()
+        for each in held:
+            if each.is_held:
+                each.run.stay()
+            each.is_held = False
         if isinstance(exc, LifecycleError):
             raise refused(sandbox, exc.message) from exc
         raise
