@@ -163,9 +163,10 @@ _REFUSED = {
         "client = socket.create_connection(('127.0.0.1', 8001))"
     ),
     "full pair": "import socket; pair = socket.socketpair(); pair[0].send(b'x')",
-    "shared memory with a name": (
-        "import mmap; named = open('/tmp/named', 'w+b'); named.truncate(4096);"
-        "shared = mmap.mmap(named.fileno(), 4096)"
+    "shared memory with a name that leads elsewhere": (
+        "import mmap, os; named = open('/tmp/a', 'w+b'); named.truncate(4096);"
+        "shared = mmap.mmap(named.fileno(), 4096); named.close(); os.link('/tmp/a', '/tmp/b');"
+        "os.remove('/tmp/a'); open('/tmp/a (deleted)', 'w').close()"
     ),
     "much shared memory": "import mmap; shared = mmap.mmap(-1, 65 << 20)",
     "removed": "import os; os.mkdir('/tmp/lost'); lost = os.open('/tmp/lost', 0); os.rmdir('/tmp/lost')",

@@ -50,6 +50,13 @@ if not child:
     while shared[1] != 7: time.sleep(0.001)
     shared[2] = 7; time.sleep(1000)
 """
+_NAMED = """
+import mmap
+from multiprocessing.shared_memory import SharedMemory as named
+file = open('/tmp/mapped', 'w+b'); file.truncate(8192)
+mapped = mmap.mmap(file.fileno(), 8192); mapped[5000] = 7
+shared = named(create=True, size=5000); shared.buf[4000] = 3
+"""
 _REMOVED = """
 import tempfile
 one = tempfile.TemporaryFile(buffering=0); one.write(b'hello'); one.seek(2)
@@ -145,6 +152,23 @@ _TREES = {
         ),
         "([7, 7, 6, 5], 4)",
     ),
+    "shared memory with names": (
+        _NAMED,
+        (
+            "mapped[5000] += 1; shared.buf[4001] = 1; again = named(shared.name)\n"
+            "open('/tmp/mapped', 'rb').read()[5000], again.buf[4000], again.buf[4001]"
+        ),
+        "(8, 3, 1)",
+    ),
+    "a pool of new interpreters": (
+        (
+            "import concurrent.futures, operator; context = multiprocessing.get_context('spawn')\n"
+            "pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context)\n"
+            "list(pool.map(operator.neg, [1, -2])) and None"
+        ),
+        "list(pool.map(operator.neg, [-3, -4])), pool.shutdown()",
+        "([3, 4], None)",
+    ),
     "a pool": (
         "pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, [1, -2]) and None",
         "pool.map(abs, [-3, -4]), pool.close(), pool.join()",
@@ -195,6 +219,20 @@ def test_children_go_along(sandbox: Sandbox, what: str) -> None:
     with forks[0], forks[1], forks[0].fork(processes="required")[0] as third:
         for each in (sandbox, *forks, third):
             assert wanted == asked(each, ask)
+
+
+def test_shared_memory_of_two_contexts(sandbox: Sandbox) -> None:
+    """The copies of both have one file, whichever is made first."""
+    begin = "from multiprocessing.shared_memory import SharedMemory as named; shared = named({})"
+    first, second = sandbox.context(), sandbox.context()
+    first.run(begin.format("'one', create=True, size=5000") + "; shared.buf[0] = 4")
+    second.run(begin.format("'one'"))
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        one, other = (context for context, _ in fork._its_contexts.running())
+        one.run("shared.buf[0] += 1")
+        assert "5" == other.run("shared.buf[0]").text
+        assert "4" == second.run("shared.buf[0]").text
 
 
 @pytest.mark.root

@@ -215,10 +215,15 @@ class _Copy:
         self._ask_of_pid_1()
         self.files.connect()
         if not self.is_one:
-            self._share()
+            self._share_page()
+        if self.tree.shared or self.tree.objects.paths:
+            everything = (1 << _last_capability() + 1) - 1
+            self._set_capabilities(0, everything)
+            self.files.open_shared()
+            self._set_capabilities(everything, everything)
 
-    def _share(self) -> None:
-        """A page with what all wait for, and files that several have: opened without capabilities."""
+    def _share_page(self) -> None:
+        """Map a page with what all wait for."""
         add, exactly, page = self.steps.add, self.steps.exactly, self.template.shared
         exactly(page, _MMAP, page, steps.PAGE, 3, _SHARED_FIXED_ANONYMOUS, (1 << 64) - 1, 0)
         counts = struct.pack("=3Q", *[len(self.tree.processes)] * 3)
@@ -227,12 +232,6 @@ class _Copy:
         exactly(len(counts), _READ, 0, page, len(counts))
         add(_CLOSE, 0)
         add(_CLOSE, 1)
-        everything = (1 << _last_capability() + 1) - 1
-        if self.tree.shared:
-            self._set_capabilities(0, everything)
-        self.files.open_shared()
-        if self.tree.shared:
-            self._set_capabilities(everything, everything)
 
     def _all_wait(self, number: int) -> None:
         """Wait for the first threads of all processes."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST_DESCRIPTORS = 1024
 _MOST_PIPE_BYTES, _MOST_IN_PIPES = 1 << 16, 1 << 20
 _O_PATH = 0o10000000
+VOLATILE = "/dev/shm/"  # snapshots leave it out
 _BY_NAME = 0o20000000 | os.O_DIRECTORY | os.O_NOFOLLOW  # O_TMPFILE; see `OpenFiles`
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _CLOEXEC = os.O_CLOEXEC
@@ -78,6 +79,7 @@ class Descriptor:
         self.locks: list[Lock] = []
         self.timer: Timer | None = None
         self.removed: tuple[int, int] | None = None  # device and inode of a file without a name
+        self.made: tuple[int, int] | None = None  # of a file that a fork does not have yet
         self.size = 0
         self.watched: list[tuple[int, int, int]] = []  # descriptor, events, data
 
@@ -172,6 +174,8 @@ def _look_at_file(pid: int, root: int, number: int, found: Descriptor) -> None:
         raise CannotCopy(f"descriptor {number} is a directory that was removed")
     else:
         require_file(root, found.path, status, f"descriptor {number}")
+        if kind == stat.S_IFREG and found.path.startswith(VOLATILE):
+            found.made, found.size = (status.st_dev, status.st_ino), status.st_size
 
 
 def require_file(root: int, path: str, wanted: os.stat_result, what: str) -> None:

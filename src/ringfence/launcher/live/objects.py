@@ -1,10 +1,11 @@
-"""Shared memory and removed files of processes that are copied: each copy gets others with that content."""
+"""Shared memory, removed files and those in /dev/shm: each copy gets others with that content."""
 
 from __future__ import annotations
 
 import posix as os
 
 from ...linux import on_behalf
+from .descriptors import VOLATILE
 from .sockets import CannotCopy
 
 TYPE_CHECKING = False
@@ -24,48 +25,64 @@ class Objects:
 
     Attributes:
         places: By device and inode: where its content begins in `content`, and how many bytes it has.
+        paths: Of those that have one.
         content: A descriptor; -1 while there are none.
         size: Of all content, in whole pages.
     """
 
     def __init__(self) -> None:
         self.places: dict[Key, tuple[int, int]] = {}
+        self.paths: dict[Key, str] = {}
         self.content, self.size = -1, 0
 
     def read(self, processes: Sequence[Source]) -> None:
-        """Copy all of it. Processes that change it stand still.
+        """Copy all of it. The processes that change it stand still.
 
         Raises:
             CannotCopy: It is too much.
         """
-        sizes: dict[Key, int] = {}
-        opened: dict[Key, tuple[int, int]] = {}
-        mapped: list[tuple[Source, Mapping]] = []
-        for source in processes:
-            for number, each in source.descriptors.items():
-                if each.removed is not None:
-                    opened[each.removed] = source.pid, number
-                    sizes[each.removed] = each.size
-            mapped += [(source, each) for each in source.mappings if each.is_object]
-        for _source, mapping in mapped:
-            if mapping.key not in opened:
-                end = mapping.offset + mapping.end - mapping.start
-                sizes[mapping.key] = max(sizes.get(mapping.key, 0), end)
-        for key, size in sizes.items():
-            self.places[key] = self.size, size
-            self.size += -(-size // _PAGE) * _PAGE
+        mapped = [(each, m) for each in processes for m in each.mappings if m.is_object]
+        opened = self._find(processes, [mapping for _source, mapping in mapped])
         if self.size > _MOST_BYTES:
             most = _MOST_BYTES >> 20
             raise CannotCopy(f"it has more than {most} MiB of shared memory and removed files")
-        if not sizes:
+        if not self.size:
             return
         self.content = os.memfd_create("objects", os.MFD_CLOEXEC)
         os.ftruncate(self.content, self.size)
         for key, (pid, number) in opened.items():
             self._read_file(key, pid, number)
         for source, mapping in mapped:
-            if mapping.key not in opened:
+            if mapping.key not in opened and self.places[mapping.key][1]:
                 self._read_memory(source.pid, mapping)
+
+    def _find(
+        self, processes: Sequence[Source], mapped: list[Mapping]
+    ) -> dict[Key, tuple[int, int]]:
+        """Lay their content out; pid and descriptor of those that are open."""
+        sizes: dict[Key, int] = {}
+        opened: dict[Key, tuple[int, int]] = {}
+        for source in processes:
+            for number, each in source.descriptors.items():
+                if key := each.removed or each.made:
+                    opened[key], sizes[key] = (source.pid, number), each.size
+                    if each.made is not None:
+                        self.paths[key] = each.path
+        for mapping in mapped:
+            path, end = (
+                mapping.path.decode("utf-8", "surrogateescape"),
+                mapping.offset + mapping.end - mapping.start,
+            )
+            if path:
+                self.paths[mapping.key] = path
+            if path and not path.startswith(VOLATILE):
+                sizes[mapping.key] = 0  # the fork has that file
+            elif mapping.key not in opened:
+                sizes[mapping.key] = max(sizes.get(mapping.key, 0), end)
+        for key, size in sizes.items():
+            self.places[key] = self.size, size
+            self.size += -(-size // _PAGE) * _PAGE
+        return opened
 
     def close(self) -> None:
         """Idempotent."""

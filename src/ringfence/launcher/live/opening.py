@@ -7,6 +7,7 @@ import fcntl
 import posix as os
 
 from . import steps
+from .descriptors import VOLATILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class OpenFiles:
                 at = self.steps.put(content)
                 self.steps.exactly(len(content), _WRITE, self.ends[inode][1], at, len(content))
         for key, (place, size) in self.tree.objects.places.items():
+            if key in self.tree.objects.paths:
+                continue
             self.steps.exactly(0, _MEMFD_CREATE, self.steps.text("shared"), os.MFD_CLOEXEC)
             if size:
                 self.steps.exactly(size, _WRITE, 0, self.contents + place, size)
@@ -65,7 +68,16 @@ class OpenFiles:
             self.ends[other] = self.ends[one][::-1]
 
     def open_shared(self) -> None:
-        """Open what several processes have. Precondition: capabilities are not in effect."""
+        """Open what several processes have, or map. Precondition: capabilities are not in effect."""
+        objects = self.tree.objects
+        for key, path in objects.paths.items():
+            place, size = objects.places[key]
+            # Another exec that has it too may have been copied before: from the same moment.
+            flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if path.startswith(VOLATILE) else 0)
+            self.steps.exactly(0, _OPEN, self.steps.text(path), flags, 0o600)
+            if size:
+                self.steps.exactly(size, _WRITE, 0, self.contents + place, size)
+            self.objects[key] = self._park()
         for each in self.tree.shared:
             self._make(0, each)
             self.shared.append(self._park())

@@ -35,6 +35,8 @@ class Mapping:
 
     Attributes:
         file: Descriptor of the file that copies map as well; -1: they get the content of the memory.
+        is_object: It is shared memory, which copies get another one of.
+        path: Of the file that is mapped by it; empty: it has no name.
     """
 
     def __init__(self, line: bytes) -> None:
@@ -50,12 +52,8 @@ class Mapping:
         self.file = -1
         self.size = self.end - self.start
         self.key = self.device, self.inode
-
-    @property
-    def is_object(self) -> bool:
-        """True for shared memory that has no name: copies get another one with its content."""
-        is_named = not self.name.endswith(b" (deleted)") or self.name.startswith(b"/SYSV")
-        return self.is_shared and not is_named
+        has_name = not self.name.endswith(b" (deleted)") or self.name.startswith(b"/SYSV")
+        self.is_object, self.path = self.is_shared and not has_name, b""
 
     @property
     def is_of_kernel(self) -> bool:
@@ -289,7 +287,10 @@ class Source:
             if mapping.is_of_kernel or mapping.is_object:
                 continue
             if mapping.is_shared and (mapping.rights & 2 or not mapping.inode):
-                raise CannotCopy(f"it shares memory: {shown(mapping.name)}")
+                if not _is_there(self.root, mapping):
+                    raise CannotCopy(f"it shares memory: {shown(mapping.name)}")
+                mapping.is_object, mapping.path = True, mapping.name
+                continue
             if mapping.inode:
                 self._find_file(mapping, paths)
         vdso = [each for each in self.mappings if each.name == b"[vdso]"]
@@ -476,6 +477,20 @@ def _open_read_only(root: int, mapping: Mapping, path: bytes) -> int:
         return fd
     os.close(fd)
     return -1
+
+
+def _is_there(root: int, mapping: Mapping) -> bool:
+    """Return whether a mapped file is the one that has its name now."""
+    try:
+        name = mapping.name.decode("utf-8", "surrogateescape")
+        fd = files.openat2(root, name, os.O_PATH | os.O_CLOEXEC, resolve=RESOLVE)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        return stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == mapping.key
+    finally:
+        os.close(fd)
 
 
 def _size_of(root: int, mapping: Mapping) -> int:
