@@ -283,6 +283,13 @@ _REFUSED = {
         "children = [subprocess.Popen(['sleep', '1000']) for _ in range(70)]",
         "more than 64 processes",
     ),
+    "more open files": (
+        (
+            "files = [os.open('/dev/null', 0) for _ in range(60)]\n"
+            "children = [subprocess.Popen(['sleep', '1000'], pass_fds=files) for _ in range(40)]"
+        ),
+        "exec-1 cannot be copied: it and its child processes have more than 2048 open files",
+    ),
     "more ended children": (
         (
             "children = [subprocess.Popen(['true']) for _ in range(70)]\n"

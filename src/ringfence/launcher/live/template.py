@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PAGE = steps.PAGE
 SPAN = 8 << 20  # of memory that neither we nor the source use: code, steps, and the messages
 _DATA_AT, _MESSAGE_AT, _KERNEL_AT = 2 * _PAGE, 4 << 20, (8 << 20) - (1 << 18)
-MESSAGE_BYTES = 2 << 20
+MESSAGE_BYTES = 7 << 19  # up to the kernel's own mappings, nearly
 # A message begins with what recvmsg(2) needs for the next one; then come pages that hold secrets of a
 # copy's sandbox, which it unmaps before it runs on; and its steps.
 _HEADER_BYTES, SECRET_BYTES = _PAGE, 16 * _PAGE

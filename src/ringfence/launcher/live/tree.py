@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MOST_PROCESSES, MOST_THREADS = 64, 256
+MOST_PROCESSES, MOST_THREADS, MOST_DESCRIPTORS = 64, 256, 2048
 _MOST_CHILD_BYTES = 512 << 20
 _NAMESPACES = ("user", "mnt", "pid", "pid_for_children", "net", "ipc", "uts", "cgroup")
 
@@ -57,6 +57,10 @@ class Tree:
             self._bound(sum(len(each.stopped) for each in self.processes), "threads", MOST_THREADS)
             for source in self.processes:
                 self._about(source, self._look, source)
+                mappings = sum(len(each.mappings) for each in self.processes)
+                self._bound(mappings, "mappings", MOST_MAPPINGS)
+                opened = sum(len(each.descriptors) for each in self.processes)
+                self._bound(opened, "open files", MOST_DESCRIPTORS)
             self._link()
             for source in self.processes:
                 self._about(source, source.clone)
@@ -167,10 +171,6 @@ class Tree:
     def _look(self, source: Source) -> None:
         source.look(self.files)
         source.descriptors = descriptors.read(source.pid, source.root, self._streams)
-        mappings = sum(len(each.mappings) for each in self.processes)
-        self._bound(mappings, "mappings", MOST_MAPPINGS)
-        opened = sum(len(each.descriptors) for each in self.processes)
-        self._bound(opened, "open files", descriptors.MOST_DESCRIPTORS)
 
     def _about(self, source: Source, function: Any, *arguments: Any) -> None:
         """Have the reason of a refusal name the child that it is about."""
