@@ -129,6 +129,20 @@ def test_input_reaches_the_process_and_ends(box: Box) -> None:
     assert (404, "not_found") == (gone.status_code, gone.json()["code"])
 
 
+def test_a_killed_process_is_not_found_again(box: Box) -> None:
+    selector = {"process": {"tag": "doomed"}}
+    form = {"process": {"cmd": "sleep", "args": ["60"]}, "tag": "doomed"}
+    for _ in range(10):
+        thread = threading.Thread(target=lambda: box.stream("/process.Process/Start", form))
+        thread.start()
+        killed = {"signal": "SIGNAL_SIGKILL", **selector}
+        until = time.monotonic() + 20
+        while box.rpc("/process.Process/SendSignal", killed).status_code != 200:
+            assert time.monotonic() < until
+        assert 404 == box.rpc("/process.Process/SendSignal", killed).status_code
+        thread.join(20)
+
+
 def test_input_for_what_takes_none_says_what_to_do(box: Box) -> None:
     process = {"cmd": "sleep", "args": ["60"]}
     form = {"process": process, "tag": "deaf", "stdin": False}

@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Some is judged once, and not again over another backend, on a server or as root."""
-    name = os.environ.get("RINGFENCE_SUITE", "").replace("-next", "")
+    name = os.environ.get("RINGFENCE_SUITE", "").replace("-next", "").replace("-middle", "")
     left_out = ["once"] if "-" in name else []
     if "RINGFENCE_TEST_HEAD" not in os.environ:
         left_out.append("by_hand")

@@ -5,8 +5,8 @@
 # server (`server=`). All use NAME's packages. Without a framework's own tests (adk, autogen, harbor, smolagents
 # has some) gVisor changes nothing that the conformance suite of backends does not ask: they run there no more.
 # Each of the second line comes long after the one whose compiled packages it finds.
-suites=(harbor adk autogen e2b e2b-next e2b_inspect e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai pydantic ray smolagents
-  inspect-root openai-gvisor
+suites=(harbor adk autogen e2b e2b-middle e2b-next e2b_inspect e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai
+  pydantic ray smolagents inspect-root openai-gvisor
   harbor-remote adk-remote autogen-remote inspect-remote langchain-remote mcp-remote openai-remote pydantic-remote smolagents-remote)
 
 # `tools/suites.sh all` runs these too. CI does not: they repeat what the conformance suite asks of gVisor (decision 77).
@@ -43,7 +43,8 @@ backend_of() {
 directory_of() {
   local name
   name=$(packages_of "$1")
-  printf '%s\n' "${name%-next}" # the same tests with a newer framework
+  name=${name%-middle} # the same tests with a newer framework
+  printf '%s\n' "${name%-next}"
 }
 
 # python_of NAME: the oldest Python that its packages run on.

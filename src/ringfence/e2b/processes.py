@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..api.exec_bodies import append
-from ..api.streaming.runs import Bell, Watching
+from ..api.streaming.runs import Bell, Watching, wait_for
 from ..contexts.frames import language_of
 from ..errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
 from ..execs.run import Run
@@ -37,6 +37,7 @@ _LONGEST_TAG = 1024
 _SHELL = ("/bin/bash", "-l", "-c")  # as E2B's SDKs run each command
 _LONGEST_ARGUMENT = 30_000  # characters: execve(2) takes 128 KiB in one argument
 _ENDED = (SandboxLost.code, LifecycleError.code)  # of an exec whose sandbox is gone
+_DYING_S = 2.0
 _STALL_S = 60.0  # for input that the process does not read
 _FIRST_PID = 1 << 22  # beyond every pid of the kernel: PID_MAX_LIMIT of include/linux/threads.h
 _SIGNALS = {
@@ -302,6 +303,7 @@ async def send_signal(call: Call, form: dict[str, Any]) -> dict[str, Any]:
         raise RpcError("unimplemented", f"invalid signal: {form.get('signal')}")
     if number == signal.SIGKILL:
         await call.call(run.kill)
+        await wait_for(run, _DYING_S)  # so that the next request does not find it any more
     else:
         await call.call(run.signal, int(number))
     return {}

@@ -35,7 +35,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-NEXT = os.environ.get("RINGFENCE_SUITE", "").startswith("e2b-next")
+SUITE = os.environ.get("RINGFENCE_SUITE", "")
+NEXT = SUITE.startswith(("e2b-middle", "e2b-next"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -244,7 +245,7 @@ def test_the_code_interpreter() -> None:
 
 
 def test_the_javascript_sdk() -> None:
-    if not NEXT:
+    if not SUITE.startswith("e2b-next"):
         return
     modules = Path(os.environ["RINGFENCE_SUITE_NPM"]) / "node_modules"
     sdk = modules / "@e2b/code-interpreter/dist/index.mjs"

@@ -1,4 +1,4 @@
-"""Inspect's own checks of sandboxes over inspect-sandboxes' E2B environment, unmodified, on our server."""
+"""Inspect's own checks over inspect-sandboxes' E2B environment, unmodified, on a Ringfence server."""
 
 from __future__ import annotations
 
