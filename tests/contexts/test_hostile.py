@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -140,15 +139,6 @@ def test_code_is_bounded(context: Context) -> None:
         context.run("#" * (MOST_CODE_BYTES + 1))
     assert "1000000" == context.run(f"len({'x' * 1_000_000!r})").text
     assert request("run", code="\ud800").isascii()
-
-
-def test_a_hundred_contexts_in_one_sandbox(sandbox: Sandbox) -> None:
-    with ExitStack() as stack:
-        contexts = [stack.enter_context(sandbox.context()) for _ in range(100)]
-        for number, context in enumerate(contexts):
-            context.run(f"n = {number}")
-
-        assert [str(n) for n in range(100)] == [each.run("n").text for each in contexts]
 
 
 def _frame(kind: str, payload: bytes, name: str = "-") -> bytes:

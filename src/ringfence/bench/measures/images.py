@@ -1,4 +1,4 @@
-"""images: an image's layers unpacked, beside `tar x`; and what a second sandbox of it takes on disk."""
+"""images: an image's layers unpacked, beside `tar x`; and what a second sandbox adds, also of a template."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from contextlib import contextmanager
 
 from ...images.config import architecture
 from ...images.store import ImageStore
 from ...images.unpack import Layer, unpack
 from ...sandbox import Sandbox
+from ...sandbox.template import Template
 from ..rows import VALUE, Missing, Row, Target
 from ..turns import OURS, take_turns
 from .files import place_for, timed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from ..settings import Settings
 
@@ -35,6 +38,7 @@ _SCALE, _SPREAD = (
     1.7,
 )  # of the logarithm of a file's bytes: as in /usr, many small and few large
 _MOST = 32 << 20
+_TEMPLATE_MIB, _TRIES = 64, 3
 
 
 def measure(settings: Settings) -> Iterator[Row | Missing]:
@@ -52,6 +56,7 @@ def measure(settings: Settings) -> Iterator[Row | Missing]:
         else:
             yield Missing(_TAR, "not installed")
         yield _second(layer, directory)
+        yield from _second_of_template(directory)
 
 
 def _row(kind: str, size: int, layer: Layer, directory: str, rounds: int) -> Row:
@@ -73,11 +78,21 @@ def _row(kind: str, size: int, layer: Layer, directory: str, rounds: int) -> Row
     return Row("images", what, "ms", found[0], _TAR, found[1], _UNPACK, rounds, note)
 
 
+@contextmanager
+def _images_in(directory: str) -> Iterator[None]:
+    before = os.environ.get("RINGFENCE_IMAGES")
+    os.environ["RINGFENCE_IMAGES"] = directory
+    try:
+        yield
+    finally:
+        os.environ.pop("RINGFENCE_IMAGES")
+        if before is not None:
+            os.environ["RINGFENCE_IMAGES"] = before
+
+
 def _second(layer: Layer, directory: str) -> Row:
     """KiB that a second sandbox adds where images are kept."""
-    before = os.environ.get("RINGFENCE_IMAGES")
-    os.environ["RINGFENCE_IMAGES"] = f"{directory}/images"
-    try:
+    with _images_in(f"{directory}/images"):
         told = {"architecture": architecture(), "rootfs": {"diff_ids": [layer.diff_id]}}
         ImageStore().add("bench", json.dumps(told).encode(), [layer])
         with Sandbox.create(image="bench") as one:
@@ -86,12 +101,63 @@ def _second(layer: Layer, directory: str) -> Row:
             with Sandbox.create(image="bench") as two:
                 two.files.write("/tmp/two", b"2")
                 both = _disk_usage(f"{directory}/images")
-    finally:
-        os.environ.pop("RINGFENCE_IMAGES")
-        if before is not None:
-            os.environ["RINGFENCE_IMAGES"] = before
     what = f"a second sandbox of an image of {alone >> 20} MiB: more disk"
     return Row("images", what, "KiB", (both - alone) / 1024, target=_NO_COPY)
+
+
+def _second_of_template(directory: str) -> Iterator[Row]:
+    """What a second sandbox adds that reads all files of a template: on disk, and in memory.
+
+    Memory is the page cache of the whole host, in whole MiB: the least of some tries, less the least
+    of sandboxes without a template.
+    """
+    store, source = f"{directory}/templates", f"{directory}/files"
+    os.mkdir(source)
+    with open(f"{source}/data", "wb") as file:
+        file.writelines(os.urandom(1 << 20) for _ in range(_TEMPLATE_MIB))
+    with _images_in(store):
+        Template.from_host().copy(source, "/data").build("bench")
+        with _reading() as one:
+            alone = _disk_usage(store)
+            more = min(_cached_by(_reading) for _ in range(_TRIES))
+            more -= max(0, min(_cached_by(_empty) for _ in range(_TRIES)))
+            both = _disk_usage(store)
+            if not one.exec(["true"]).ok:
+                raise AssertionError("the first sandbox of a template has ended")
+    what = f"a second sandbox of a built template of {_TEMPLATE_MIB} MiB: more"
+    disk = (both - alone) / 1024
+    yield Row("images", f"{what} disk", "KiB", disk, target=_NO_COPY, samples=_TRIES)
+    memory = max(0, more) >> 20
+    yield Row("images", f"{what} memory", "MiB", memory, target=_NO_COPY, samples=_TRIES)
+
+
+@contextmanager
+def _reading() -> Iterator[Sandbox]:
+    with Sandbox.create(template="bench") as sandbox:
+        result = sandbox.exec(["sh", "-c", "cat /data/data | wc -c"])
+        if result.stdout.strip() != b"%d" % (_TEMPLATE_MIB << 20):
+            raise AssertionError(f"the template was not read: {result}")
+        yield sandbox
+
+
+@contextmanager
+def _empty() -> Iterator[Sandbox]:
+    with Sandbox.create() as sandbox:
+        sandbox.exec(["true"])
+        yield sandbox
+
+
+def _cached_by(make: Callable[[], AbstractContextManager[Sandbox]]) -> int:
+    before = _cached()
+    with make():
+        return _cached() - before
+
+
+def _cached() -> int:
+    """Bytes of files and of shared memory that the kernel holds."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = {name: int(rest.split()[0]) << 10 for name, rest in (x.split(":") for x in file)}
+    return sizes["Cached"] + sizes["Buffers"]
 
 
 def _disk_usage(directory: str) -> int:
