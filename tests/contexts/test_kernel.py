@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def _first_cell(code: str) -> str:
         process.stdin.write(frames.kernel_of("python") + run)
         process.stdin.flush()
         reader, found = frames.Reader(), b""
-        while data := process.stdout.read1():
+        while data := os.read(process.stdout.fileno(), 1 << 16):
             for kind, _, _, payload in reader.feed(data):
                 if kind in ("out", "err"):
                     found += payload

@@ -242,8 +242,7 @@ class NativeReader(ProcessReader, MountReader):
     def disk_quota(self) -> Verdict:
         wanted, disk = self.sandbox.sizes.disk_bytes, self.sandbox.disk
         if disk is not None and disk.path:
-            how = "sampled every half second, and commands that write more are ended; without open"
-            how += " files that are removed"
+            how = "sampled every half second, without removed files that are open; what writes more ends"
             return degraded(f"{mib(wanted)} on disk: {how}; {disk.why}", IMAGE)
         size = self.seen.disk()[0]
         if not 0 < size <= wanted + PAGE:
