@@ -179,3 +179,29 @@ def test_memory_goes_on_with_what_was_denied(backend: GvisorBackend, source: Pat
     with Sandbox.restore(saved.id, backend=backend) as again:
         assert not again.exec(["cat", "/rw/secret"]).ok
         assert again.exec(["ls", "/rw"]).ok
+
+
+@pytest.mark.parametrize("target", ["/etc/app", "/etc/app/conf", "/etc/passwd", "/srv/a/b"])
+def test_a_mount_makes_its_point_where_the_root_is_read_only(
+    backend: GvisorBackend, source: Path, target: str
+) -> None:
+    """Without root the guest's /etc is protected before gVisor starts."""
+    shown = source / "secret" if target == "/etc/passwd" else source
+    spec = SandboxSpec(tier=STRONG, mounts=(Mount(target, str(shown)),))
+    file = target if shown.is_file() else f"{target}/secret"
+
+    with Sandbox.create(spec, backend=backend) as sandbox:
+        assert b"hidden" == sandbox.files.read(file)
+
+
+def test_a_target_that_nothing_can_be_mounted_on_is_told(
+    backend: GvisorBackend, source: Path
+) -> None:
+    for mount, why in (
+        (Mount("/usr/share/none-such", str(source)), "Read-only file system"),
+        (Mount("/tmp", str(source / "secret")), "a file cannot be mounted on a directory"),
+        (Mount("/etc/passwd", str(source)), "Not a directory"),
+    ):
+        spec = SandboxSpec(tier=STRONG, mounts=(mount,))
+        with pytest.raises(InvalidRequest, match=why):
+            Sandbox.create(spec, backend=backend)
