@@ -22,7 +22,7 @@ CANNOT_BE_SAID = [
     ),
     (
         r".*(target|deny\[\d+\])",
-        "cannot be covered|holds the sandbox's|would hide|lies in",
+        "cannot be covered|holds the sandbox's|would hide|lies in|nothing can be mounted",
         "paths",
     ),
     (
@@ -59,6 +59,7 @@ CANNOT_BE_SAID = [
     (r"steps\[\d+\].*", "name inside|not octal|climb|not a requirement", "steps of templates"),
     (r"base\..*|name", "is not for builds|no template's name", "steps of templates"),
     ("digest", "the content's SHA-256 is", "uploads"),
+    (r"(.*\.)?template", "not found", "identity"),
     ("signal", "is not a signal", "signals"),
     ("pattern|glob|replacement|regex", "", "patterns"),
     (

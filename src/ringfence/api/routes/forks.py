@@ -28,6 +28,7 @@ from .. import bodies, schemas
 from ..access.caller import Caller
 from ..models import AsModel, json_answer, long_answer
 from ..routers import Router
+from ..schema import VARIABLE
 from ..service import Service, TheCaller, TheService
 from ..streaming.cells import is_idle, sending_of
 from ..streaming.runs import Signal, TheExecs
@@ -37,7 +38,12 @@ router = Router(route_class=bodies.Route, prefix="/v1/sandboxes", tags=["forks"]
 _View = Annotated[SandboxView, AsModel()]
 _Report = Annotated[ForkReport, AsModel()]
 _Merged = Annotated[Merged, AsModel()]
-_Strings = Annotated[dict[str, str], Field(max_length=64)]
+_Labels = Annotated[
+    dict[str, str], Field(max_length=64, json_schema_extra={"propertyNames": {"minLength": 1}})
+]
+_Secrets = Annotated[
+    dict[str, str], Field(max_length=64, json_schema_extra={"propertyNames": VARIABLE})
+]
 
 
 class Fork(schemas.Form):
@@ -47,8 +53,8 @@ class Fork(schemas.Form):
     processes: Annotated[str, Field(pattern="^(auto|none|required)$")] = "auto"
     network: Annotated[NetworkPolicy, AsModel()] | None = None
     limits: Annotated[Limits, AsModel()] | None = None
-    labels: _Strings | None = None
-    secrets: _Strings | None = None
+    labels: _Labels | None = None
+    secrets: _Secrets | None = None
 
 
 class Forks(schemas.Page[_View]):
