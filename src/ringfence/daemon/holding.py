@@ -28,9 +28,13 @@ class Held:
         self, directory: StateDirectory, listeners: list[tuple[socket.socket, bool]]
     ) -> None:
         self.directory, self.listeners = directory, listeners
+        self._is_hidden = False
 
     def hide(self) -> None:
         """Let nobody connect any more. Who has connected can still be accepted."""
+        if self._is_hidden:
+            return  # each server asks; one that was quicker has closed its listener already
+        self._is_hidden = True
         self.directory.remove(SOCKET)
         for listener, _ in self.listeners[1:]:
             # The kernel drops what would make the queue longer; on closing it resets what is in it.
