@@ -58,8 +58,8 @@ def error_of(exc: Refused) -> RingfenceError:
     if problem := out_of_files(exc):
         return problem
     target = text.partition(": ")[0].partition(" ")[2]
-    if error := error_of_target(exc, target):
-        return error
+    if refusal := error_of_target(exc, target):
+        return refusal
     if is_of_the_host(exc):
         hint = way_on(exc)
     elif found := hint_of_source(exc, target):

@@ -34,7 +34,7 @@ def helpful(cls: T) -> T:
             setattr(cls, name, knows_keywords(value))
     cls.__getattr__ = _no_attribute
     if not hasattr(cls, "__match_args__"):  # the others are values
-        setattr(cls, "__reduce_ex__", _no_pickle)  # noqa: B010 - mypy knows object's only
+        cls.__reduce_ex__ = _no_pickle  # type: ignore[assignment]
     return cls
 
 
