@@ -106,7 +106,7 @@ def _second(layer: Layer, directory: str) -> Row:
 
 
 def _second_of_template(directory: str) -> Iterator[Row]:
-    """What a second sandbox adds that reads all files of a template: on disk, and in memory.
+    """Measure disk and memory that a second sandbox adds, which reads all files of a template.
 
     Memory is the page cache of the whole host, in whole MiB: the least of some tries, less the least
     of sandboxes without a template.
