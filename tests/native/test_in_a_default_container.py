@@ -237,16 +237,17 @@ def test_a_server_shows_the_containers_proc_to_who_allows_it(engine: list[str], 
 
 
 PROBES = """
-import json, subprocess, sys
+import json, os, subprocess, sys
 argv = [sys.executable, '-m', 'ringfence', 'doctor', '--attack', '--backend', 'native', '--json']
-ran = subprocess.run(argv, capture_output=True, text=True)
+there = {**os.environ, 'HOME': '/home/me'}  # a probe looks for this name: /home is in each sandbox
+ran = subprocess.run(argv, capture_output=True, text=True, env=there)
 print(ran.stdout or json.dumps(ran.stderr))
 """
 
 
 def test_the_probes_find_beside_masks_what_is_declared(engine: list[str]) -> None:
     """As an ordinary user with a group of its own, where the container's /proc is shown."""
-    settings = (SECCOMP, "--user=1000:1000", "-eHOME=/home/me")
+    settings = (SECCOMP, "--user=1000:1000")
     found = run(engine, 1000, "-c", PROBES, settings=settings)
 
     results = found["probes"]

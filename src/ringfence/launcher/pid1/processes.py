@@ -45,11 +45,11 @@ def begin() -> None:
     A borrowed /proc, see `build`, has the numbers of a PID namespace above.
     """
     global _depth
-    _depth = 0
-    if os.readlink("/proc/self") != str(os.getpid()):
-        _depth = len(_numbers("self"))
-        if not _depth:
-            raise OSError(errno.EIO, "the kernel does not tell NSpid", "/proc/self/status")
+    # Not by our own number: that of an agent can be the same in both, by chance.
+    numbers = _numbers("self")
+    if not numbers:
+        raise OSError(errno.EIO, "the kernel does not tell NSpid", "/proc/self/status")
+    _depth = len(numbers) if len(numbers) > 1 else 0
 
 
 _depth = 0  # of our PID namespace below that of a borrowed /proc, and one more; 0: it is our own
