@@ -245,6 +245,7 @@ print(ran.stdout or json.dumps(ran.stderr))
 """
 
 
+@pytest.mark.timeout(400)
 def test_the_probes_find_beside_masks_what_is_declared(engine: list[str]) -> None:
     """As an ordinary user with a group of its own, where the container's /proc is shown."""
     settings = (SECCOMP, "--user=1000:1000")

@@ -94,6 +94,7 @@ def test_podmans_filter_leaves_the_name() -> None:
     assert "with the /proc of this container" in anywhere.stderr
 
 
+@pytest.mark.timeout(600)  # some 330 tests
 def test_it_passes_the_suite() -> None:
     """But for what it declares; a census of leaks would count what others on this machine make."""
     suite = Path(__file__).parents[1] / "conformance/test_native_masked.py"
