@@ -19,7 +19,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class StateDirectory:
     """A directory of ours alone, held until `close` or the end of this process, however it ends.
 
-    Other users can neither enter nor write to it: modes that let them enter are narrowed.
+    Other users can neither enter nor write to it: modes that let them enter are narrowed, but in no
+    directory that has been something else until now, such as /etc.
 
     Attributes:
         identity: Device and inode. A copy or a restored backup has another one, a renamed directory
@@ -137,16 +138,22 @@ def _make_private(fd: int, path: str) -> None:
     """Narrow the modes of the directory and of what is in it.
 
     Raises:
-        PermissionError: Others may write to it, and so may have put anything there.
+        PermissionError: Others may write to it, and so may have put anything there; or they may enter
+            it, and it has content and never was a state directory.
     """
     info = os.fstat(fd)
     if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user", path)
     if info.st_mode & 0o022:
         raise PermissionError(1, "other users can write to it (fix: chmod 700)", path)
+    entries = [entry for entry in os.scandir(fd) if entry.name != "lost+found"]
+    is_ours = not entries or any(LOCK == entry.name for entry in entries)
     if info.st_mode & 0o077:
+        if not is_ours:
+            why = f"other users can enter it, and {entries[0].name!r} in it is not a server's"
+            raise PermissionError(1, f"{why} (fix: name a new directory, or chmod 700)", path)
         os.fchmod(fd, 0o700)
-    for entry in os.scandir(fd):
+    for entry in entries if is_ours else ():
         mode = entry.stat(follow_symlinks=False).st_mode
         if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & 0o077:
             files.chmod_nofollow(fd, entry.name, stat.S_IMODE(mode) & 0o700)

@@ -222,6 +222,36 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: i
     assert [] == os.listdir(tmp_path / "state")
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o701, 0o700])
+def test_a_directory_of_something_else_keeps_its_modes(tmp_path: Path, mode: int) -> None:
+    """`--state-dir /etc` as root would else lock all others out of it."""
+    place = tmp_path / "etc"
+    (place / "inner").mkdir(parents=True)
+    place.chmod(mode)
+    (place / "inner").chmod(0o755)
+    (place / "passwd").write_text("")
+    (place / "passwd").chmod(0o644)
+
+    if 0o700 == mode:
+        StateDirectory(str(place)).close()
+    else:
+        with pytest.raises(IoError, match="not a server's"):
+            StateDirectory(str(place))
+
+    found = [each.stat().st_mode & 0o777 for each in (place, place / "inner", place / "passwd")]
+    assert [mode, 0o755, 0o644] == found
+    assert (place / "lock").exists() == (0o700 == mode)
+
+
+def test_a_new_file_system_of_its_own_is_narrowed(tmp_path: Path) -> None:
+    (tmp_path / "state" / "lost+found").mkdir(parents=True)
+    (tmp_path / "state").chmod(0o755)
+
+    StateDirectory(str(tmp_path / "state")).close()
+
+    assert 0o700 == (tmp_path / "state").stat().st_mode & 0o777
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o700])
 def test_a_directory_that_others_may_only_read_is_narrowed(tmp_path: Path, mode: int) -> None:
     (tmp_path / "state").mkdir()
