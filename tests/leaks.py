@@ -24,8 +24,11 @@ def take_census() -> Census:
     found = [("process", line) for line in _our_processes()]
     found += [("cgroup", path) for path in cgroups()]
     found += [("path", path) for path in _paths() if _may_be_ours(_owner(path))]
-    # A test that opened the directories above its own took /tmp from all users but root.
-    found += [("mode", f"/tmp {os.stat('/tmp').st_mode:o}")]
+    # A test that opened the directories above its own took /tmp from all users but root, one that
+    # gave a server /sys as its state directory that.
+    found += [
+        ("mode", f"{each} {os.stat(each).st_mode:o}") for each in ("/", "/etc", "/sys", "/tmp")
+    ]
     if 0 == os.geteuid():
         found += [("mount", line) for line in _mounts()]
         found += [("loop device", path) for path in _loop_devices()]
@@ -96,7 +99,7 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     # The command may hold spaces and brackets: only what follows the last ")" is regular.
-    return text.rpartition(")")[2].split()
+    return text.rpartition(")")[2].split() or None  # it may end between opening and reading
 
 
 def _user(pid: int) -> int | None:
@@ -105,7 +108,8 @@ def _user(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return None
-    return int(text.partition("\nUid:")[2].split()[0])
+    fields = text.partition("\nUid:")[2].split()
+    return int(fields[0]) if fields else None
 
 
 def _command(pid: int) -> str:

@@ -83,6 +83,10 @@ class NativeReader(ProcessReader, MountReader):
     def host_identity(self) -> Verdict:
         mapped = self.seen.id_map("uid_map")
         if any(first == 0 for _inside, first, _count in mapped):
+            if (
+                host().changes_users and not host().trusted_root
+            ):  # a container's root maps its own id
+                return missing("your own uid, which is root here", "start it as an ordinary user")
             return missing("an id inside is host root", "report this: it must not happen")
         if mapped != parse_id_map(self.sandbox.lockdown["uid_map"]):
             return missing("other ids are mapped than were planned", "report this")
