@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -154,14 +155,15 @@ def test_a_terminal_is_gone_after_its_end(box: Sandbox) -> None:
 
 
 def test_what_the_control_plane_refuses(box: Sandbox) -> None:
-    for options, why in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"template": "nowhere"}, "template 'nowhere' not found"),
         ({"timeout": -1}, "timeout: -1 seconds"),
         ({"timeout": 10**9}, "timeout: 1000000000 seconds"),
         ({"metadata": {"a": 5}}, "metadata: every value must be a string"),
         ({"envs": {"1x": "a"}}, "'1x' is not a variable name"),
         ({"mcp": {"x": {}}}, "MCP gateway is not supported"),
-    ]:
+    ]
+    for options, why in refused:
         with pytest.raises(SandboxException, match=why):
             Sandbox.create(**options)
     for seconds in (-1, 10**9):
