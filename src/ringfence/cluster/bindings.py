@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..api.access.caller import ADMIN, Caller
 from ..errors import RingfenceError
+from .nodes import GATEWAY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ KEEP_S = 86_400.0
 """As long as a server can tell of ended sessions: until then, an idempotency key gives the same one."""
 MOST = 100_000
 """Bindings of ended sandboxes; the oldest are forgotten first."""
+HOME = "home/"
+"""Keys of the nodes where clients build templates."""
 _YOUNG_S = 600.0  # what is being made is on no list yet, and clocks of gateways differ
 _EVERY_S = 600.0
 _PAGE = 1000
@@ -70,12 +73,29 @@ def forgotten(
 
 
 async def keep_pruning(directory: Directory, nodes: Nodes, scatter: Scatter) -> None:
+    beats: dict[str, bytes] = {}
     while True:
         await asyncio.sleep(_EVERY_S)
         try:
+            loop = asyncio.get_running_loop()
+            beats = await loop.run_in_executor(None, forget_gateways, directory, beats)
             await prune(directory, nodes, scatter, time.time())
         except RingfenceError as exc:
             logger.warning("bindings are not pruned: %s", exc)
+
+
+def forget_gateways(directory: Directory, before: dict[str, bytes]) -> dict[str, bytes]:
+    """Remove the keys of gateways that have ended; the beats of the others.
+
+    Args:
+        before: The beats of the last look, minutes ago. A gateway that lives, and was cut off for so
+            long, writes its key again.
+    """
+    beats = directory.many(GATEWAY)
+    for name in [each for each, beat in beats.items() if before.get(each) == beat]:
+        directory.remove(name)
+        del beats[name]
+    return beats
 
 
 async def prune(directory: Directory, nodes: Nodes, scatter: Scatter, now: float) -> int:
@@ -97,6 +117,11 @@ async def prune(directory: Directory, nodes: Nodes, scatter: Scatter, now: float
         # It may have been bound anew since.
         if await loop.run_in_executor(None, directory.get, name) == values[name]:
             await loop.run_in_executor(None, directory.remove, name)
+    homes = await loop.run_in_executor(None, directory.many, HOME)
+    for name, value in homes.items():
+        home = Binding.read(value)
+        if nodes.is_lost(home.node) and home.bound_at < now - KEEP_S:
+            await loop.run_in_executor(None, directory.remove, name)
     return len(names)
 
 
@@ -112,4 +137,4 @@ async def _living(scatter: Scatter, node: Known) -> set[str]:
             return found
 
 
-__all__ = ["Binding", "forgotten", "keep_pruning", "prune"]
+__all__ = ["HOME", "Binding", "forget_gateways", "forgotten", "keep_pruning", "prune"]

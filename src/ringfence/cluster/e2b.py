@@ -10,11 +10,12 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.responses import JSONResponse
 
-from ..api.access.caller import ADMIN, Caller
+from ..api.access.caller import ADMIN, TOKEN, Caller
 from ..api.admission import Body
+from ..e2b import templates
 from ..e2b.call import ApiError, unauthorized
 from ..e2b.control import MOST_PAGE, ORDER
-from ..e2b.entrance import ENVD_PORT, GRANT, INTERPRETER_PORT, Entrance, Passing
+from ..e2b.entrance import ENVD_PORT, FORWARDED, GRANT, INTERPRETER_PORT, Entrance, Passing
 from ..errors import BadJson, InvalidRequest
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 _SANDBOX = re.compile(r"/(?:v2/)?sandboxes/([^/]+)(/snapshots\Z)?")
 _LISTS = ("/sandboxes", "/v2/sandboxes", "/snapshots")
-_BUILDING = re.compile(r"/(?:v\d/)?templates(?:/|\Z)")
-_TEMPLATE_LISTS = ("/templates", "/v2/templates")
+_TEMPLATES = re.compile(r"/(?:v\d/)?templates(?:/aliases/(.+)|/([^/]+)(?:/.*)?)?\Z")
+_TAGS = "/templates/tags"
 _CREATES = ("/sandboxes", "/v2/sandboxes")
 _TEMPLATE = "/templates/"
 _MOST_GRANTS = 10_000
@@ -78,6 +79,11 @@ class _Passing(Passing[Front]):
     async def _answer(self) -> None:
         is_control = not self._port and not self._sandbox
         self._check_origin(is_page=self._port not in (0, ENVD_PORT, INTERPRETER_PORT))
+        if is_control and templates.is_upload(self._method, self._path, self._headers):
+            # The node that has made the URL looks at its signature.
+            caller, method = Caller("", TOKEN), self._method
+            await self._let_in(caller, "e2b", self._templates, streamed=True, method=method)
+            return
         if is_control:
             caller = self._with_key()
             if caller.key:
@@ -169,13 +175,50 @@ class _Passing(Passing[Front]):
                 await self._snapshot(inbound, match[1])
             else:
                 await self._behind.by_id(match[1], inbound)
-        elif _BUILDING.match(path) and (method != "GET" or path not in _TEMPLATE_LISTS):
-            if method != "DELETE" or path == "/templates/tags":
-                raise ApiError(501, "a gateway does not build templates: use a snapshot")
-            node = await self._node_of_snapshot(path.removeprefix(_TEMPLATE))
-            await self._behind.proxy.pass_on((node or self._behind.nodes.any()).address, inbound)
+        elif _TEMPLATES.match(path):
+            await self._templates(inbound)
         else:
             await self._behind.proxy.pass_on(self._behind.nodes.any().address, inbound)
+
+    async def _templates(self, inbound: Inbound) -> None:
+        """Pass a request about a template on to the node that has it; a new one, to its owner's home."""
+        behind, path, caller = self._behind, self._path, inbound.caller
+        scheme = (FORWARDED.encode(), self._scope.get("scheme", "http").encode())
+        kept = [each for each in self._scope["headers"] if each[0] != scheme[0]]
+        # A node answers a URL for files.
+        self._scope["headers"] = [*kept, scheme]
+        match = _TEMPLATES.match(path)
+        text = (match[1] or match[2] or "") if match else ""
+        if path == _TAGS:
+            inbound.body = await read_whole(inbound.receive)
+            name = "target" if self._method == "POST" else "name"
+            text = _text(inbound.body, name)
+        if not text and self._method == "GET":
+            await self._list_templates(inbound)
+        elif not text:
+            await behind.pass_on(lambda: behind.templates.home(caller.client), inbound)
+        elif self._entrance.settings.spec_of(text) is not None:
+            await behind.proxy.pass_on(behind.nodes.any().address, inbound)
+        else:
+            name = _name_in(text)
+            is_deletion = self._method == "DELETE" and path != _TAGS
+            if is_deletion and not await behind.templates.having(name, caller):
+                node = await self._node_of_snapshot(text)
+                await behind.proxy.pass_on((node or behind.nodes.any()).address, inbound)
+            else:
+                await behind.by_template(name, inbound)
+
+    async def _list_templates(self, inbound: Inbound) -> None:
+        """Merge the lists of all nodes; what the operator has configured is on each."""
+        found: dict[str, Form] = {}
+        for node in self._behind.nodes.all() or [self._behind.nodes.any()]:
+            status, forms, _ = await self._ask(node, target_of(self._scope).decode("latin-1"))
+            if status != 200:
+                raise ApiError(status, str(forms.get("message")))
+            for each in forms:
+                if node_of(each["templateID"]) == node.tag or each["templateID"] not in found:
+                    found[each["templateID"]] = each
+        await JSONResponse([*found.values()])(self._scope, inbound.receive, self.send)
 
     async def _list(self, inbound: Inbound) -> None:
         """Merge the pages of all nodes: each is in the order of ids, which begin with the time."""
@@ -203,13 +246,15 @@ class _Passing(Passing[Front]):
     async def _create(self, inbound: Inbound) -> None:
         """Have a node create a sandbox; from a snapshot, the node that has it."""
         inbound.body = await read_whole(inbound.receive)
-        need, near = Need(), ""
+        need, near, source = Need(), "", self._behind.templates.source
         if template := _text(inbound.body, "templateID"):
             spec = self._entrance.settings.spec_of(template)
             if spec is not None:
                 need = need_of(spec)
+            elif (found := await source(_name_in(template), inbound.caller)) is not None:
+                near = found
             elif node := await self._node_of_snapshot(template):
-                need, near = Need(), node.tag
+                near = node.tag
         key = inbound.header(b"idempotency-key")[:255]
         names = [key_name(inbound.caller.client, "e2b", key)]
         await self._behind.placer.place(Placing(inbound, need, names, node=near))
@@ -259,6 +304,11 @@ _OURSELVES = Caller("gateway", ADMIN)
 
 def _query(scope: Any) -> list[tuple[str, str]]:
     return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _name_in(text: str) -> str:
+    """The name or id in `TEAM/NAME:TAG`."""
+    return text.rpartition("/")[2].partition(":")[0].lower()
 
 
 def _text(body: bytes, name: str) -> str:

@@ -7,12 +7,14 @@ What comes through goes to the node that its ids name, to one that `placement` c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from types import SimpleNamespace
+from urllib.parse import quote
 
 from ..api.service import Service
-from ..errors import LifecycleError, RingfenceError, Unsupported
+from ..errors import LifecycleError, NotFound, RingfenceError
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base.ids import node_of
@@ -25,12 +27,13 @@ from .placement import Need
 from .placing import AGAIN_S, WAIT_S, Placer, Placing, id_name, key_name, read_whole
 from .proxy import Inbound, Proxy
 from .scatter import MERGED, Scatter
+from .templates import Templates
 from .turns import Turns
 from .upstream import NotSent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Collection
     from typing import Any
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _OWN = ("/v1/keys", "/v1/openapi.json")
-_TEMPLATES = "/v1/templates"
+_TEMPLATES, _UPLOADS = "/v1/templates", "/v1/uploads"
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -67,15 +70,20 @@ class Behind:
         self.service, self.directory = service, directory
         self.nodes, self.proxy = nodes, proxy
         self.scatter = Scatter(directory, nodes, proxy, service)
+        self.templates = Templates(directory, nodes, self.scatter)
         self.turns = Turns(directory, nodes)
         self.placer = Placer(directory, nodes, proxy, self.scatter, self.turns)
         service.behind = self
 
     async def by_id(self, any_id: str, inbound: Inbound) -> None:
         """Pass a request on to the node that an id names."""
+        await self.pass_on(lambda: self.node_of(any_id, inbound.caller), inbound)
+
+    async def pass_on(self, find: Callable[[], Awaitable[Known]], inbound: Inbound) -> None:
+        """Pass a request on to a node, which is looked for again while it does not answer."""
         until = time.monotonic() + WAIT_S
         while True:
-            node = await self.node_of(any_id, inbound.caller)
+            node = await find()
             try:
                 await self.proxy.pass_on(node.address, inbound)
                 return
@@ -102,6 +110,16 @@ class Behind:
                 return found
             self.nodes.check_lost(any_id, bound, caller.sees)
         return self.nodes.any()  # which says that there is none
+
+    async def by_template(self, name: str, inbound: Inbound) -> None:
+        """Pass a request on to the node that has a template; a deletion, to every node that has it."""
+        caller = inbound.caller
+        if inbound.scope["method"] == "DELETE":
+            for node in (await self.templates.having(name, caller))[1:]:
+                target = f"/v1/templates/{quote(name, safe='')}".encode()
+                with contextlib.suppress(NotFound):
+                    await self.scatter.ask(node, inbound.scope, "DELETE", target)
+        await self.pass_on(lambda: self.templates.at(name, caller), inbound)
 
     async def owner_of(self, any_id: str, caller: Caller) -> tuple[str, str]:
         """Ask the node for a live sandbox: its id, and the client whose it is.
@@ -141,10 +159,6 @@ class Gateway:
         if found is None or "keys" in found.rule.changes or found.path in _OWN:
             await self._app(scope, receive, send)
             return
-        if found.path.startswith(_TEMPLATES):
-            # A name would be of the node that happened to be asked.
-            hint = "build it with `ringfence template build` on each node, or use a snapshot"
-            raise Unsupported("a gateway does not build templates", hint=hint)
         scope["route"] = found  # for the metrics
         inbound = Inbound(scope, receive, send)
         if scope["type"] == "websocket":
@@ -156,14 +170,19 @@ class Gateway:
             await special(inbound)
         elif (method, found.path) in MERGED:
             await self._behind.scatter(scope, receive, send)
+        elif found.path.startswith(f"{_TEMPLATES}/"):
+            await self._behind.by_template(_part_in(scope, ("template",)), inbound)
+        elif found.path.startswith((_TEMPLATES, _UPLOADS)):
+            home, client = self._behind.templates.home, inbound.caller.client
+            await self._behind.pass_on(lambda: home(client), inbound)
         else:
-            await self._behind.by_id(_id_in(scope), inbound)
+            await self._behind.by_id(_part_in(scope, _IDS), inbound)
 
     async def _socket(self, inbound: Inbound) -> None:
         from ..api.problems import problem
 
         try:
-            node = await self._behind.node_of(_id_in(inbound.scope), inbound.caller)
+            node = await self._behind.node_of(_part_in(inbound.scope, _IDS), inbound.caller)
             await self._behind.proxy.pass_socket(node.address, inbound)
         except RingfenceError as exc:
             await problem(exc)(inbound.scope, inbound.receive, inbound.send)
@@ -181,7 +200,8 @@ class Gateway:
         key = inbound.header(b"idempotency-key")
         names = [key_name(inbound.caller.client, "sandbox", key), id_name(asked.spec.id or "")]
         need = need_of(asked.spec, asked.backend)
-        await self._behind.placer.place(Placing(inbound, need, names, asked.snapshot_id or ""))
+        near = asked.snapshot_id or ""
+        await self._place(inbound, need, names, near, asked.spec.template)
 
     async def _acquire(self, inbound: Inbound) -> None:
         try:
@@ -196,7 +216,20 @@ class Gateway:
         names = [key_name(client, "session", options.key), id_name(preferred)]
         need = need_of(spec, options.preferred_backend)
         near = options.snapshot_id or preferred
-        await self._behind.placer.place(Placing(inbound, need, names, near))
+        await self._place(inbound, need, names, near, spec.template, client)
+
+    async def _place(
+        self,
+        inbound: Inbound,
+        need: Need,
+        names: list[str],
+        near: str,
+        template: str,
+        client: str = "",
+    ) -> None:
+        """Have a node make a sandbox: the one that `near` names, or one that has its template."""
+        node = await self._behind.templates.source(template, inbound.caller, client) or ""
+        await self._behind.placer.place(Placing(inbound, need, names, near, node))
 
     async def _attach(self, inbound: Inbound) -> None:
         try:
@@ -208,9 +241,8 @@ class Gateway:
             node = await self._behind.node_of(asked.sandbox_id, inbound.caller)
             await self._behind.proxy.pass_on(node.address, inbound)
             return
-        need = need_of(asked.create_spec or SandboxSpec())
-        names = [id_name(asked.sandbox_id)]
-        await self._behind.placer.place(Placing(inbound, need, names, asked.sandbox_id))
+        spec, names = asked.create_spec or SandboxSpec(), [id_name(asked.sandbox_id)]
+        await self._place(inbound, need_of(spec), names, asked.sandbox_id, spec.template)
 
     async def _execute(self, inbound: Inbound) -> None:
         try:
@@ -222,10 +254,11 @@ class Gateway:
         await self._behind.placer.place(Placing(inbound, need, [id_name(asked.id or "")]))
 
 
-def _id_in(scope: Scope) -> str:
+def _part_in(scope: Scope, names: Collection[str]) -> str:
+    """Return the part of a path that its route calls so; empty for none."""
     parts: list[str] = scope["path"].split("/")
     for template, part in zip(scope["state"]["found"].path.split("/"), parts, strict=False):
-        if template[1:-1] in _IDS:
+        if template[1:-1] in names:
             return part
     return ""
 

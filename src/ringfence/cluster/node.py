@@ -391,9 +391,9 @@ class Shard:
 
     def _keeps(self) -> bool:
         """Return whether snapshots or templates of clients would be lost with this node."""
-        kept = ["/v1/templates"]
-        if not self._config.get("snapshot_store"):
-            kept.append("/v1/snapshots?limit=1")
+        if self._config.get("snapshot_store"):
+            return False
+        kept = ("/v1/templates", "/v1/snapshots?limit=1")
         return any(self._get(each)["items"] for each in kept)
 
     def _tell_of_sandboxes(self) -> None:

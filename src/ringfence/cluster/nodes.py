@@ -37,6 +37,8 @@ SILENT_S = 2.5
 LOST_S = 8.0
 """Without a beat, and its machine does not answer: its sandboxes are lost."""
 ANSWERS, REFUSED, NOTHING = "answers", "refused", "nothing"
+GATEWAY = "gateway/"
+"""Beginning of the keys in which gateways have their beats."""
 STALE_S = 10.0
 """Without an answer of Ray's head: a gateway takes no keys then."""
 _PROBE_S = 1.0
@@ -112,6 +114,7 @@ class Nodes:
         gateway: A name of this gateway, of which the store has a beat.
         waiting: Creates that wait here for a node.
         may_grow: Whether Ray is asked for a node where none has room.
+        shares_snapshots: Whether every node reads what another one has saved.
     """
 
     def __init__(self, directory: Directory, start: Callable[[str], Any]) -> None:
@@ -125,7 +128,7 @@ class Nodes:
         self._looked_at = 0.0
         self._troubles: dict[str, str] = {}
         config = directory.config()
-        self._shares_snapshots = bool(config.get("snapshot_store"))
+        self.shares_snapshots = bool(config.get("snapshot_store"))
         manager = config.get("manager", {})
         self._most_of_client: int | None = manager.get("max_of_client")
         scaling = config.get("scaling")
@@ -158,7 +161,7 @@ class Nodes:
             self._lose(tag, "")
         self._beats += 1
         told = f"{self._beats} {self.waiting}"
-        self._directory.put(f"gateway/{self.gateway}", told.encode())
+        self._directory.put(f"{GATEWAY}{self.gateway}", told.encode())
         if self._scaling is not None:
             state = json.loads(self._directory.get("scale") or b"{}")
             self.may_grow = state.get("may_grow", False)
@@ -223,6 +226,13 @@ class Nodes:
         value = (self._directory.get(f"lost/{tag}") or b"").decode()
         return value.partition(" ")[2] or "the cluster gave it up"
 
+    def leave(self) -> None:
+        """Remove this gateway's beat: it ends. One that cannot is forgotten by the others."""
+        # Without Ray's head, its store blocks for minutes.
+        if time.monotonic() - self._looked_at < SILENT_S:
+            with contextlib.suppress(RingfenceError):
+                self._directory.remove(f"{GATEWAY}{self.gateway}")
+
     # -- reading --------------------------------------------------------------------------------
 
     def check_fresh(self) -> None:
@@ -275,7 +285,7 @@ class Nodes:
 
     def heir(self, any_id: str, tag: str) -> Known | None:
         """The node that takes over a snapshot of a lost one from the shared store."""
-        if not self._shares_snapshots or tag not in self._lost or not any_id.startswith("snap-"):
+        if not self.shares_snapshots or tag not in self._lost or not any_id.startswith("snap-"):
             return None
         ready = {each.tag: each for each in self.ready()}
         # Each gateway finds the same one, so that two restores fetch it once.
@@ -387,7 +397,7 @@ def await_gateways(directory: Directory) -> None:
 
 
 def _beats(directory: Directory) -> dict[str, int]:
-    return {name: int(told.split()[0]) for name, told in directory.many("gateway/").items()}
+    return {name: int(told.split()[0]) for name, told in directory.many(GATEWAY).items()}
 
 
 def probe(host: str, port: int) -> str:

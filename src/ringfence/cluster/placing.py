@@ -53,7 +53,7 @@ class Placing:
     Attributes:
         names: What the request is known by: asked for again, it goes to the same node.
         near: An id whose node alone will do.
-        node: That node, where it is known without.
+        node: The node that alone will do, where `near` names none.
         has: What a bounded caller has on each node.
         tried: Nodes that have refused it.
         refused: Answer of the last of them.
@@ -174,13 +174,11 @@ class Placer:
         return whole
 
     def _fixed(self, placing: Placing) -> Known | None:
-        if not placing.near:
-            return self._nodes.find(placing.node)
         tag = node_of(placing.near)
         found = self._nodes.find(tag) or self._nodes.heir(placing.near, tag)
-        if found is None:
+        if found is None and placing.near:
             self._nodes.check_lost(placing.near, tag, placing.inbound.caller.sees)
-        return found
+        return found or self._nodes.find(placing.node)
 
     def _choose(self, placing: Placing) -> Known | None:
         """Choose a node; None: the last refusal is the answer."""

@@ -16,7 +16,7 @@ from ..daemon.membership import Scaling
 from ..errors import RingfenceError
 from . import node
 from .directory import HEAD, Directory, namespace_of
-from .nodes import SILENT_S, Nodes
+from .nodes import GATEWAY, SILENT_S, Nodes
 from .scaling import BY_OPERATOR, BY_SCALING, Policy, Sample, room_of
 
 TYPE_CHECKING = False
@@ -163,7 +163,7 @@ class Scaler:
 
     def _waiting_at_gateways(self, now: float) -> int:
         """Count creates that wait at gateways that live: those whose text in the store changes."""
-        found = {name: value.decode() for name, value in self._directory.many("gateway/").items()}
+        found = {name: value.decode() for name, value in self._directory.many(GATEWAY).items()}
         seen = self._waiting
         self._waiting = {
             name: seen[name] if name in seen and seen[name][0] == text else (text, now)

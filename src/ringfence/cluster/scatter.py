@@ -137,6 +137,15 @@ class Scatter:
     async def snapshots(self, scope: Scope, _receive: Receive) -> Response:
         return await self.page(scope, "id")
 
+    async def templates(self, scope: Scope, _receive: Receive) -> Response:
+        """List each template as its own node does: with a shared store, others know it, too."""
+        found: dict[str, Form] = {}
+        for tag, page in (await self.ask_each(scope, "GET", target_of(scope))).items():
+            for each in page["items"]:
+                if node_of(each["id"]) == tag or each["id"] not in found:
+                    found[each["id"]] = each
+        return json_answer({"items": [found[each] for each in sorted(found)], "next_cursor": None})
+
     async def sessions(self, scope: Scope, _receive: Receive) -> Response:
         pages = await self.ask_all(scope, "GET", target_of(scope))
         items = [item for page in pages for item in page["items"]]
@@ -500,6 +509,7 @@ MERGED: dict[tuple[str, str], Callable[[Scatter, Scope, Receive], Any]] = {
     ("GET", "/v1/sandboxes"): Scatter.sandboxes,
     ("GET", "/v1/sessions"): Scatter.sessions,
     ("GET", "/v1/snapshots"): Scatter.snapshots,
+    ("GET", "/v1/templates"): Scatter.templates,
     ("GET", "/v1/stats"): Scatter.stats,
     ("GET", "/v1/info"): Scatter.info,
     ("GET", "/v1/health"): Scatter.health,

@@ -107,6 +107,7 @@ def serve(
                 ready(addresses)
 
         run(config, app, _front(config, app, behind), held, tell, beside)
+        nodes.leave()
         service.authenticator.flush()
 
 

@@ -8,6 +8,8 @@ import hashlib
 import secrets
 import time
 
+from .nodes import GATEWAY
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,7 +85,7 @@ class Turns:
         gateway = holder.decode().partition(" ")[0]
         if not gateway or gateway == self._nodes.gateway:
             return str(time.monotonic())
-        return (await self._call(self._directory.get, f"gateway/{gateway}") or b"").decode()
+        return (await self._call(self._directory.get, f"{GATEWAY}{gateway}") or b"").decode()
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(None, call, *args)

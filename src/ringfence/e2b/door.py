@@ -19,7 +19,7 @@ from ..model.client_session import SessionState
 from ..sessions.live import Live
 from . import control, envd, interpreter, lives, ports, templates
 from .call import ApiError, Call, Route, Shared, find_route, not_running, unauthorized
-from .entrance import ENVD_PORT, GRANT, INTERPRETER_PORT, MOST_PORT, Entrance, Passing
+from .entrance import ENVD_PORT, FORWARDED, GRANT, INTERPRETER_PORT, MOST_PORT, Entrance, Passing
 from .notes import notes_of
 from .settings import E2BSettings
 
@@ -50,6 +50,8 @@ class _Passing(Passing[Door]):
             await self._tell_grant()
             return
         if not self._port and not self._sandbox:
+            if self._sealed is not None:  # of the gateway's own URL
+                self._scope["scheme"] = self._headers.get(FORWARDED, self._scope["scheme"])
             await self._handle(control.ROUTES, self._sealed or self._with_key(), None)
             return
         live = await self._live()
@@ -97,8 +99,7 @@ class _Passing(Passing[Door]):
     # -- callers --------------------------------------------------------------------------------
 
     def _with_key(self) -> Caller:
-        is_upload = self._method == "PUT" and templates.FILES.pattern.match(self._path)
-        if is_upload and "x-api-key" not in self._headers:
+        if templates.is_upload(self._method, self._path, self._headers):
             # The signature in its URL is looked at by the route; the key is not sent to a storage.
             return Caller("", TOKEN)
         return super()._with_key()

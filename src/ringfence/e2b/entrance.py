@@ -28,6 +28,8 @@ logger = logging.getLogger("ringfence.e2b")
 ENVD_PORT, INTERPRETER_PORT = 49983, 49999
 GRANT = "/ringfence/grant"
 """Path at which a node tells gateways with which key a sandbox was made."""
+FORWARDED = "x-forwarded-proto"
+"""Field by which a gateway tells a node the scheme of its own URL."""
 _CONTROL = re.compile(
     r"/(?:v[23]/)?(?:sandboxes|templates|snapshots|teams|volumes|secrets|nodes|access-tokens"
     r"|api-keys)(?:/|\Z)"

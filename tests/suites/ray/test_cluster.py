@@ -24,6 +24,7 @@ from ringfence.cluster import admin
 from ringfence.cluster.bindings import KEEP_S, Binding, prune
 from ringfence.cluster.directory import Directory
 from ringfence.cluster.nodes import Nodes
+from ringfence.cluster.placement import rendezvous
 from ringfence.cluster.proxy import Proxy
 from ringfence.cluster.scatter import Scatter
 from ringfence.cluster.tls import client_context, identity
@@ -459,6 +460,18 @@ def test_a_lost_node_takes_its_sandboxes_alone(
             below.files.write("/tmp/more", b"more")
             above = below.snapshot()
             bob = client.make_key("bob")["key"]
+            owner = next(
+                each
+                for each in map("owner-{}".format, range(100))
+                if rendezvous(each, made) == [gone["node"]]
+            )
+            ann = Client(gateway.tcp, key=client.make_key(owner)["key"])
+            built, cut = (
+                ann.templates.begin({"name": name, "steps": [{"run": ("sh", "-c", script)}]})
+                for name, script in (("built", "echo built > ~/file"), ("cut", "sleep 1000"))
+            )
+            assert "ready" == [*ann.templates.follow("built", built.build_id)][-1]["status"]
+            assert {gone["node"]} == {node_of(each.id) for each in (built, cut)}
             os.kill(three[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
             lost = made.pop(gone["node"])
             noticed = _until(lambda: _is_lost(client, lost.id))
@@ -476,11 +489,20 @@ def test_a_lost_node_takes_its_sandboxes_alone(
                 assert b"kept" == restored.files.read("/tmp/kept")
                 restored.terminate()
             assert {saved.id, above.id} == {each.id for each in client.snapshots()}
+            for any_name in (cut.id, "cut"):
+                with pytest.raises(SandboxLost, match="went with the node that built it"):
+                    ann.templates.get(any_name)
+            with ann.create(template="built") as restored:
+                assert b"built\n" == restored.exec(["sh", "-c", "cat ~/file"]).stdout
+            assert [built.id] == [each.id for each in ann.templates.list()]
+            ann.templates.delete("built")
+            assert [] == ann.templates.list()
+            ann.close()
             with Client(gateway.tcp, key=bob) as other, pytest.raises(SnapshotNotFound):
                 other.restore(saved.id)
             for each in (saved, above):
                 client.delete_snapshot(each.id)
-            assert [] == client.snapshots() == [*(place / "shared").glob("snap-*")]
+            assert [] == _own(client) == [*(place / "shared").glob("snap-*")]
             # Nobody renews the lease of a daemon whose raylet is gone: it ends, and all that it had.
             _until(lambda: not _runs(daemon))
             assert node_of(client.create().id) in made
@@ -506,7 +528,7 @@ def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
             assert "it runs 1 commands" == left[busy.id]["why"]
             saved = left[idle.id]["snapshot"]
             assert "saved" == left[idle.id]["outcome"]
-            assert [saved] == [each.id for each in client.snapshots()]
+            assert [saved] == _own(client)
             _until(lambda: saved in (Directory(NAME[1]).get(f"list/{at['node']}") or b"").decode())
             cluster.remove_node(added, allow_graceful=False)
             _until(lambda: _is_lost(client, idle.id))
@@ -518,6 +540,11 @@ def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
             client.delete_snapshot(saved)
     finally:
         gateway.end()
+
+
+def _own(client: Client) -> list[str]:
+    """Ids of snapshots, without copies of a template's layers, which nodes that used them keep for a while."""
+    return [e.id for e in client.snapshots() if "ringfence.template" not in e.metadata]
 
 
 def _created_on(client: Client, tag: str) -> Any:

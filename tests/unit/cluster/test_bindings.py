@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ringfence.cluster.bindings import KEEP_S, Binding, forgotten
+from ringfence.cluster.bindings import KEEP_S, Binding, forget_gateways, forgotten
 
 pytestmark = pytest.mark.anyone
 NOW = 1_800_000_000.0
@@ -39,3 +41,26 @@ def test_of_too_many_the_oldest_are_forgotten_but_none_that_is_being_made() -> N
     found = forgotten(bindings, {"n0": set()}, NOW, most=4)
 
     assert {f"b{i}" for i in range(6)} == {*found}
+
+
+class _Directory:
+    """A store in memory."""
+
+    def __init__(self, **values: bytes) -> None:
+        self.values = {f"gateway/{name}": value for name, value in values.items()}
+
+    def many(self, prefix: str) -> dict[str, bytes]:
+        return {name: each for name, each in self.values.items() if name.startswith(prefix)}
+
+    def remove(self, name: str) -> None:
+        del self.values[name]
+
+
+def test_a_gateway_is_forgotten_once_its_beat_stands_still() -> None:
+    directory: Any = _Directory(lives=b"1 0", dead=b"7 3")
+    beats = forget_gateways(directory, {})
+    assert {"gateway/lives", "gateway/dead"} == {*directory.values}  # the first look knows none
+
+    directory.values |= {"gateway/lives": b"2 0", "gateway/comes": b"1 0"}
+    beats = forget_gateways(directory, beats)
+    assert {"gateway/lives", "gateway/comes"} == {*directory.values} == {*beats}
