@@ -159,7 +159,7 @@ run() {  # NAME, then pytest arguments
     cd "$stage/tree" && exec "${become[@]}" env -i CI="${CI:-}" LANG=C.UTF-8 HOME="$home" XDG_RUNTIME_DIR="$home/run" \
       TMPDIR="$stage/t-$name" USER=tester LOGNAME=tester TERM=dumb PATH="$stage/$packages/bin:/usr/local/bin:/usr/bin:/bin" \
       RINGFENCE_SUITE_NODE="$(node_of "$packages")" RINGFENCE_SUITE_NPM="$stage/npm-$packages" \
-      RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" \
+      RINGFENCE_SUITE_SOURCES="$stage/sources-$packages" RINGFENCE_TEST_GATEWAY="${RINGFENCE_TEST_GATEWAY:-}" \
       RINGFENCE_SUITE="$name" RINGFENCE_SUITE_BACKEND="$backend" PYTHONPYCACHEPREFIX="$cache" \
       "$stage/$packages/bin/python" -m pytest -q -c tests/suites/pytest.ini -o cache_dir="$home/pytest" "$@" \
       "tests/suites/$directory" </dev/null

@@ -67,8 +67,16 @@ class Daemon:
 StartDaemon = Callable[..., Daemon]
 CLUSTER = os.environ.get("RINGFENCE_TEST_CLUSTER", "")
 """Address of a Ray cluster: each daemon is a gateway then, to nodes of its own on that cluster."""
+_KEYS = "a gateway keeps keys in the store of Ray's head, not in a file of its own"
 OF_ONE_SERVER = {
     "test_what_did_not_outlive_its_daemon_is_lost": "the killed process is the gateway: sandboxes go on",
+    "test_keys_are_kept_as_digests": _KEYS,
+    "test_when_a_key_was_used_last_is_kept": _KEYS,
+    "test_keys_of_an_older_version_open": _KEYS,
+    "test_what_happens_is_said_in_json_lines": "what happens to sandboxes is in the logs of the nodes",
+    "test_results_and_config_survive_a_restart_and_a_file_is_read_again": "nodes have that file",
+    "test_packages_of_one_owner_are_not_those_of_another": "looks into a node's state directory",
+    "test_a_slow_reader_neither_stops_the_command_nor_grows_the_daemon": "counts a node's files",
 }
 """Tests that differ by design where the server is a gateway, with the reason."""
 
