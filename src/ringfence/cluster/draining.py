@@ -1,7 +1,7 @@
 """Sandboxes of a draining node: what is saved for another one, what stays, and why.
 
 A snapshot has files; processes and the memory of contexts stay with the node, and so does the sandbox
-itself. Its owner restores it where the node is stopped: the error of a lost sandbox names the snapshot.
+itself. Once the node is stopped, its owner resumes it by its id on another one: see `reviving`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ class Draining:
     def snapshot_of(self, sandbox_id: str) -> str:
         """The last snapshot of a sandbox by this drain; empty for none."""
         return self.saved.get(sandbox_id, (0.0, ""))[1]
+
+    def kept(self, sandbox: Form) -> Form:
+        """Facts about a sandbox for the time after its node is lost, beside those of a list."""
+        used_at, snapshot = self.saved.get(sandbox["id"], (0.0, ""))
+        if not snapshot:
+            return {}
+        is_whole = used_at == sandbox["last_active_at"]
+        more = (
+            {"timeouts": sandbox["timeouts"], "metadata": sandbox["metadata"]} if is_whole else {}
+        )
+        return {"snapshot": snapshot, "is_whole": is_whole, **more}
 
     def _settled(self, sandbox: Form) -> Form:
         why = self._why_not(sandbox)

@@ -173,6 +173,9 @@ class _Passing(Passing[Front]):
         elif match := _SANDBOX.match(path):
             if method == "POST" and match[2]:
                 await self._snapshot(inbound, match[1])
+            elif path.endswith(("/connect", "/resume")):
+                await self._behind.resume(match[1], inbound)
+                self._entrance.forget(match[1])
             else:
                 await self._behind.by_id(match[1], inbound)
         elif _TEMPLATES.match(path):

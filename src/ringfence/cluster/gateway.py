@@ -26,6 +26,7 @@ from .nodes import KEYS_S
 from .placement import Need
 from .placing import AGAIN_S, WAIT_S, Placer, Placing, id_name, key_name, read_whole
 from .proxy import Inbound, Proxy
+from .reviving import revive
 from .scatter import MERGED, Scatter
 from .templates import Templates
 from .turns import Turns
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OWN = ("/v1/keys", "/v1/openapi.json")
 _TEMPLATES, _UPLOADS = "/v1/templates", "/v1/uploads"
+_RESUME = "/v1/sandboxes/{sandbox_id}/resume"
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 
 logger = logging.getLogger("ringfence.cluster")
@@ -79,6 +81,12 @@ class Behind:
         """Pass a request on to the node that an id names."""
         await self.pass_on(lambda: self.node_of(any_id, inbound.caller), inbound)
 
+    async def resume(self, sandbox_id: str, inbound: Inbound) -> None:
+        """Pass on what resumes a sandbox; one that was saved before its node went is made again."""
+        async with self.turns.here(f"revive {sandbox_id}"):
+            await revive(sandbox_id, inbound.caller, self.nodes, self.placer)
+        await self.by_id(sandbox_id, inbound)
+
     async def pass_on(self, find: Callable[[], Awaitable[Known]], inbound: Inbound) -> None:
         """Pass a request on to a node, which is looked for again while it does not answer."""
         until = time.monotonic() + WAIT_S
@@ -103,12 +111,11 @@ class Behind:
         tag = node_of(any_id)
         if (found := self.nodes.find(tag) or self.nodes.heir(any_id, tag)) is not None:
             return found
-        self.nodes.check_lost(any_id, tag, caller.sees)
         bound = await self.placer.bound(id_name(any_id)) if any_id else ""
-        if bound:
-            if (found := self.nodes.find(bound)) is not None:
-                return found
-            self.nodes.check_lost(any_id, bound, caller.sees)
+        if (found := self.nodes.find(bound)) is not None:  # also of a sandbox that was revived
+            return found
+        self.nodes.check_lost(any_id, tag, caller.sees)
+        self.nodes.check_lost(any_id, bound, caller.sees)
         return self.nodes.any()  # which says that there is none
 
     async def by_template(self, name: str, inbound: Inbound) -> None:
@@ -170,6 +177,8 @@ class Gateway:
             await special(inbound)
         elif (method, found.path) in MERGED:
             await self._behind.scatter(scope, receive, send)
+        elif found.path == _RESUME:
+            await self._behind.resume(_part_in(scope, _IDS), inbound)
         elif found.path.startswith(f"{_TEMPLATES}/"):
             await self._behind.by_template(_part_in(scope, ("template",)), inbound)
         elif found.path.startswith((_TEMPLATES, _UPLOADS)):
@@ -238,8 +247,7 @@ class Gateway:
             await self._refused(inbound)
             return
         if not asked.create_if_missing:
-            node = await self._behind.node_of(asked.sandbox_id, inbound.caller)
-            await self._behind.proxy.pass_on(node.address, inbound)
+            await self._behind.resume(asked.sandbox_id, inbound)
             return
         spec, names = asked.create_spec or SandboxSpec(), [id_name(asked.sandbox_id)]
         await self._place(inbound, need_of(spec), names, asked.sandbox_id, spec.template)

@@ -400,8 +400,7 @@ class Shard:
         """Keep in the directory what is said of the sandboxes should the node be lost."""
         page = self._get(f"/v1/sandboxes?limit={min(1000, _MOST_SHOWN)}")
         shown = [
-            {name: each[name] for name in _SHOWN}
-            | {"snapshot": self._draining.snapshot_of(each["id"])}
+            {name: each[name] for name in _SHOWN} | self._draining.kept(each)
             for each in page["items"]
         ]
         if shown != self._listed:

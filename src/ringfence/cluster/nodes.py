@@ -291,6 +291,12 @@ class Nodes:
         # Each gateway finds the same one, so that two restores fetch it once.
         return next((ready[each] for each in rendezvous(any_id, ready)), None)
 
+    def saved(self, sandbox_id: str, tag: str) -> dict[str, Any] | None:
+        """A sandbox of a lost node that its drain has saved, and that was not used since; else None."""
+        lost = self._lost.get(tag)
+        known = lost.sandboxes.get(sandbox_id) if lost is not None else None
+        return known if known is not None and known.get("is_whole") else None
+
     def is_lost(self, tag: str) -> bool:
         """Return whether the node of this name is gone for good."""
         return tag in self._lost
@@ -346,6 +352,8 @@ def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:
     told, hint = "", "create it again: another node takes it"
     if known and known.get("snapshot"):
         hint = f"it was saved before: create it again with snapshot_id={known['snapshot']!r}"
+        if known.get("is_whole"):
+            hint = f"resume it: another node restores its files, of {known['snapshot']!r}"
     if known:
         named = f" {known['name']!r}" if known["name"] else ""
         told = f":{named} it was {known['state']}, made at {known['created_at']:.0f}"

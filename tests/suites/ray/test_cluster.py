@@ -30,6 +30,7 @@ from ringfence.cluster.scatter import Scatter
 from ringfence.cluster.tls import client_context, identity
 from ringfence.cluster.upstream import Pool
 from ringfence.errors import (
+    LifecycleError,
     QuotaExceeded,
     SandboxLost,
     SandboxNotFound,
@@ -502,7 +503,8 @@ def test_a_lost_node_takes_its_sandboxes_alone(
                 other.restore(saved.id)
             for each in (saved, above):
                 client.delete_snapshot(each.id)
-            assert [] == _own(client) == [*(place / "shared").glob("snap-*")]
+            assert [] == _own(client)
+            assert [] == [*(place / "shared").glob("snap-*")]
             # Nobody renews the lease of a daemon whose raylet is gone: it ends, and all that it had.
             _until(lambda: not _runs(daemon))
             assert node_of(client.create().id) in made
@@ -537,6 +539,21 @@ def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
             restored = client.restore(saved)
             assert b"kept" == restored.files.read("/tmp/kept")
             restored.terminate()
+            bob = client.make_key("bob")["key"]
+            with Client(gateway.tcp, key=bob) as other, pytest.raises(SandboxNotFound):
+                other._transport.json("POST", f"/v1/sandboxes/{idle.id}/resume")
+            idle.resume()  # by its own id, on another node
+            assert b"kept" == idle.exec(["cat", "/tmp/kept"]).stdout
+            other_one = Gateway(cluster.address, place / "beside")
+            with Client(other_one.unix) as beside:
+                assert b"kept" == beside.get(idle.id).files.read("/tmp/kept")
+                assert [idle.id] == [each.id for each in beside.list()]
+            other_one.end()
+            with pytest.raises(SandboxLost, match=busy.id):
+                busy.resume()
+            idle.terminate()
+            with pytest.raises(LifecycleError, match="ended"):
+                idle.exec(["true"])
             client.delete_snapshot(saved)
     finally:
         gateway.end()
