@@ -84,6 +84,9 @@ def test_a_build_with_files_and_its_log(client: Client, made: dict[str, Any]) ->
     for name in ("app", "app:v1", f"ringfence/{made['names'][0]}", made["templateID"]):
         box = client.create(templateID=name)
         assert b"copied" == box.call("GET", "/files?path=/home/user/file").content
+        for asked in ("app", "app:v1", made["templateID"]):
+            shown = client.api("GET", "/v2/sandboxes", params={"template": asked}).json()
+            assert [box.id] == [each["sandboxID"] for each in shown]
         client.api("DELETE", f"/sandboxes/{box.id}")
     assert 404 == client.api("POST", "/sandboxes", json={"templateID": "app:v2"}).status_code
 

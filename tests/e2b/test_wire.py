@@ -7,6 +7,7 @@ import gzip
 import socket
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -47,6 +48,24 @@ def test_lists_are_filtered_and_come_in_pages(client: Client, box: Box) -> None:
         assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
         assert 404 == client.api("GET", f"/sandboxes/{each.id}").status_code
         assert 404 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
+
+
+def test_lists_are_filtered_by_start_and_template(client: Client, box: Box) -> None:
+    started = client.api("GET", f"/sandboxes/{box.id}").json()["startedAt"]
+    read = datetime.fromisoformat(started)
+
+    def listed(**query: str) -> list[str]:
+        answer = client.api("GET", "/v2/sandboxes", params=query)
+        assert 200 == answer.status_code, answer.text
+        return [each["sandboxID"] for each in answer.json()]
+
+    for hours in (0, 5, -7):
+        there = read.astimezone(timezone(timedelta(hours=hours)))
+        assert box.id in listed(startedAfter=there.isoformat()), "as the SDKs write what they read"
+        assert box.id not in listed(startedAfter=(there + timedelta(seconds=1)).isoformat())
+    assert 400 == client.api("GET", "/v2/sandboxes?startedAfter=soon").status_code
+    assert box.id in listed(template="base")
+    assert [] == listed(template="unknown-template")
 
 
 def test_a_command_tells_start_output_and_end(box: Box) -> None:

@@ -14,8 +14,8 @@ from ..api.access.caller import ADMIN, TOKEN, Caller
 from ..api.admission import Body
 from ..e2b import templates
 from ..e2b.call import ApiError, unauthorized
-from ..e2b.control import MOST_PAGE, ORDER
 from ..e2b.entrance import ENVD_PORT, FORWARDED, GRANT, INTERPRETER_PORT, Entrance, Passing
+from ..e2b.lists import MOST_PAGE, ORDER
 from ..errors import BadJson, InvalidRequest
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ..model.session import Snapshot
 from ..model.spec import SandboxSpec
 from ..sessions.catalogue.describe import describe_live
 from ..sessions.live import Live
-from . import lives, network, template_steps, templates
+from . import lists, lives, network, template_steps, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
 from .metering import sizes
@@ -31,10 +30,8 @@ from .processes import note_copies
 
 ENVD_VERSION = "0.6.4"
 """Decides what the SDK dares to ask for."""
-ORDER = "x-ringfence-order"
-"""Field of a list that a gateway gets: what its items are in the order of."""
 _CLIENT = "ringfence"
-_MOST_FORKS, MOST_PAGE = 100, 100
+_MOST_FORKS = 100
 _LONGEST_NAME = 128  # of a snapshot
 _CLOCK_SET_S = 0.5  # more than clocks drift apart: somebody has set one
 _REFUSED = {
@@ -119,35 +116,15 @@ async def list_(call: Call) -> Response:
         and _state(live) in states
         and all(live.metadata.get(key) == value for key, value in wanted.items())
     ]
-    if after := query.get("startedAfter"):
-        found = [
-            live for live in found if timestamp(live.created_at) > after.replace("+00:00", "Z")
-        ]
+    if text := query.get("startedAfter"):
+        found = lists.started_after(text, found)
+    if template := query.get("template"):
+        found = await call.call(lists.of_template, call, template, found)
     found.sort(key=lambda live: live.id, reverse=query.get("order", "desc") != "asc")
-    page, headers = _page(call, [(live.id, live) for live in found], query.get("order") != "asc")
+    page, headers = lists.page(
+        call, [(live.id, live) for live in found], query.get("order") != "asc"
+    )
     return JSONResponse([_listed(call, live) for live in page], headers=headers)
-
-
-def _page(
-    call: Call, found: list[tuple[str, Any]], is_newest_first: bool
-) -> tuple[list[Any], dict[str, str]]:
-    """Cut a page out of a sorted list, by the token of the page before."""
-    query = call.request.query_params
-    limit = query.get("limit", str(MOST_PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= MOST_PAGE:
-        raise ApiError(400, f"limit: must be from 1 to {MOST_PAGE}")
-    if token := query.get("nextToken", ""):
-        try:
-            last = base64.urlsafe_b64decode(token).decode()
-        except ValueError:
-            raise ApiError(400, "nextToken: is not a token") from None
-        found = [each for each in found if (each[0] < last) == is_newest_first and each[0] != last]
-    page, headers = found[: int(limit)], {}
-    if len(found) > len(page):
-        headers["x-next-token"] = base64.urlsafe_b64encode(page[-1][0].encode()).decode()
-    if call.request.scope["state"].get("is_of_gateway"):  # which merges the pages of its nodes
-        headers[ORDER] = ",".join(key for key, _ in page)
-    return [each for _key, each in page], headers
 
 
 def _state(live: Live) -> str:
@@ -331,7 +308,7 @@ async def snapshots(call: Call) -> Response:
         short = name.rpartition("/")[2].removesuffix(":default")
         every = [each for each in every if short in (each.id, each.metadata.get("e2b.name"))]
     every = sorted(every, key=lambda each: each.id, reverse=True)
-    page, headers = _page(call, [(each.id, each) for each in every], True)
+    page, headers = lists.page(call, [(each.id, each) for each in every], True)
     forms = [{"snapshotID": _shown_id(each), "names": _names(each)} for each in page]
     return JSONResponse(forms, headers=headers)
 
