@@ -12,7 +12,7 @@ from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
 
 SERVER = """
-import http.server, json
+import http.server, json, ssl, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -21,13 +21,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps({"path": self.path, **dict(self.headers)}).encode())
     def log_message(self, *args): pass
-http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Handler).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Handler)
+if sys.argv[1:]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[1])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
 """
 
 
-def _serve(box: Box) -> None:
+def _serve(box: Box, certificate: str = "") -> None:
     box.call("POST", "/files?path=server.py", content=SERVER.encode())
-    box.run("setsid -f python3 server.py >/dev/null 2>&1")
+    box.run(f"setsid -f python3 server.py {certificate} >/dev/null 2>&1")
     headers = {"E2b-Sandbox-Port": "3000"}
     until = time.monotonic() + 20
     while box.call("GET", "/", headers=headers).status_code != 200 and time.monotonic() < until:
@@ -86,6 +91,40 @@ def test_ports_that_are_not_public_need_a_token(client: Client) -> None:
     client.api("DELETE", f"/sandboxes/{box.id}")
 
 
+def test_a_host_can_be_masked(client: Client) -> None:
+    box = client.create(network={"maskRequestHost": "${PORT}.example.com:${PORT}"})
+    _serve(box)
+    seen = client.http.get("/", headers={"Host": f"3000-{box.id}.sbx.test"}).json()
+    shown = client.api("GET", f"/sandboxes/{box.id}").json()["network"]
+
+    hosts = {name: value for name, value in seen.items() if name.lower() == "host"}
+    assert {"Host": "3000.example.com:3000"} == hosts
+    assert "${PORT}.example.com:${PORT}" == shown["maskRequestHost"]
+    client.api("DELETE", f"/sandboxes/{box.id}")
+    for wrong in ("a b", "a@b", "a\r\nX: y", "a/b", 5):
+        asked = {"network": {"maskRequestHost": wrong}}
+        assert 400 == client.api("POST", "/v2/sandboxes", json=asked).status_code
+
+
+def test_a_server_inside_may_speak_https(client: Client) -> None:
+    box = client.create(network={"httpsPorts": [3000, 3001]})
+    subject = "openssl req -x509 -newkey rsa:2048 -days 1 -nodes -subj /CN=localhost"
+    box.run(f"{subject} -keyout key -out certificate; cat key certificate > both")
+    _serve(box, "both")
+    host = {"Host": f"3000-{box.id}.sbx.test"}
+
+    assert "/a" == client.http.get("/a", headers=host).json()["path"]
+    shown = client.api("GET", f"/sandboxes/{box.id}").json()["network"]
+    assert [3000, 3001] == shown["httpsPorts"]
+    # The control: one that does not speak it.
+    box.run("setsid -f python3 -m http.server 3001 >/dev/null 2>&1")
+    assert 502 == client.http.get("/", headers={"Host": f"3001-{box.id}.sbx.test"}).status_code
+    client.api("DELETE", f"/sandboxes/{box.id}")
+    for wrong in ([0], [65536], ["3000"], [True], 3000, [1] * 101):
+        asked = {"network": {"httpsPorts": wrong}}
+        assert 400 == client.api("POST", "/v2/sandboxes", json=asked).status_code
+
+
 def test_the_api_has_a_host_name_and_others_are_refused(client: Client) -> None:
     assert 200 == client.api("GET", "/v2/sandboxes", headers={"Host": "api.sbx.test"}).status_code
     other = client.api("GET", "/v2/sandboxes", headers={"Host": "api.other.test"})
@@ -98,8 +137,10 @@ async def main(reader, writer):
     head = (await reader.readuntil(b"\\r\\n\\r\\n")).decode()
     key = [l.split(": ")[1] for l in head.split("\\r\\n") if l.lower().startswith("sec-websocket-key")][0]
     accept = base64.b64encode(hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest())
+    said = head.encode()
     writer.write(b"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
-                 b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n\\x81\\x05hello")
+                 b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n\\x81\\x7e" + len(said).to_bytes(2, "big"))
+    writer.write(said)
     await writer.drain(); await reader.read(100)
 async def serve():
     async with await asyncio.start_server(main, "127.0.0.1", 3002) as server:
@@ -108,18 +149,29 @@ asyncio.run(serve())
 """
 
 
-def test_a_websocket_is_carried(serving: Box, daemon: Daemon) -> None:
+def test_a_websocket_is_carried_with_its_header_fields(serving: Box, daemon: Daemon) -> None:
     serving.call("POST", "/files?path=echo.py", content=ECHO.encode())
     serving.run("setsid -f python3 echo.py >/dev/null 2>&1")
-    headers = {"E2b-Sandbox-Id": serving.id, "E2b-Sandbox-Port": "3002"}
+    headers = {
+        "E2b-Sandbox-Id": serving.id,
+        "E2b-Sandbox-Port": "3002",
+        "Cookie": "mine=2",
+        "Origin": "https://a.test",
+        "E2B-Traffic-Access-Token": "x",
+    }
     address = daemon.tcp.replace("http:", "ws:")
     until = time.monotonic() + 20
     while True:
         try:
             with connect(address, additional_headers=headers) as socket:
-                assert "hello" == socket.recv(10)
-            return
+                head = str(socket.recv(10)).lower().splitlines()
+            break
         except Exception:
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
+    host = daemon.tcp.removeprefix("http://")
+    assert {f"host: {host}", "cookie: mine=2", "origin: https://a.test"} <= {*head}
+    names = [each.partition(":")[0] for each in head]
+    assert 1 == names.count("host") == names.count("sec-websocket-key")
+    assert not {"e2b-traffic-access-token", "e2b-sandbox-id"} & {*names}

@@ -57,6 +57,8 @@ async def create(call: Call) -> Response:
         auto_resume=auto_resume,
         keeps_memory=field(form, "autoPauseMemory", bool, True),
         is_public=field(asked, "allowPublicTraffic", bool, True),
+        host_mask=network.host_mask(asked),
+        https_ports=network.https_ports(asked),
         internet=field(form, "allow_internet_access", bool),
     )
     metadata = _texts(form, "metadata")
@@ -176,7 +178,7 @@ def _detail(call: Call, live: Live) -> dict[str, Any]:
         **_listed(call, live),
         "domain": call.shared.settings.domain or None,
         "allowInternetAccess": notes.internet,
-        "network": network.shown(live, is_public=notes.is_public),
+        "network": network.shown(live, notes),
         "lifecycle": {
             "onTimeout": "pause" if live.timeouts.on_expiry == SUSPEND else "kill",
             "autoResume": notes.auto_resume,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,16 @@ from ..model.spec import SandboxSpec
 from ..sessions.live import Live
 from .call import ApiError
 from .codec import field
+from .entrance import MOST_PORT
+from .notes import Notes
 
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?")
+_MOST_PORTS = 100
 _ALL = ("0.0.0.0/0", "::/0")
 _REFUSED = {
     "rules": "network rules with transforms are not supported by Ringfence's E2B API",
     "egressProxy": "an egress proxy of the client's is not supported by Ringfence",
     "dnsServers": "DNS servers of the client's are not supported by Ringfence",
-    "maskRequestHost": "maskRequestHost is not supported by Ringfence",
 }
 
 
@@ -66,11 +70,39 @@ def _hosts(form: dict[str, Any], name: str) -> list[str]:
     return found
 
 
-def shown(live: Live, *, is_public: bool) -> dict[str, Any]:
+def host_mask(form: dict[str, Any]) -> str:
+    """The `maskRequestHost` of a client.
+
+    Raises:
+        ApiError: It is no host name.
+    """
+    mask: str = field(form, "maskRequestHost", str, "")
+    if mask and not _HOST.fullmatch(mask.replace("${PORT}", "65535")):
+        raise ApiError(400, "maskRequestHost: must be HOST or HOST:PORT; ${PORT} is allowed in it")
+    return mask
+
+
+def https_ports(form: dict[str, Any]) -> tuple[int, ...]:
+    """The `httpsPorts` of a client.
+
+    Raises:
+        ApiError: They are no ports.
+    """
+    found: list[int] = field(form, "httpsPorts", list, [])
+    if len(found) > _MOST_PORTS or not all(
+        type(each) is int and 1 <= each <= MOST_PORT for each in found
+    ):
+        raise ApiError(400, f"httpsPorts: must be up to {_MOST_PORTS} ports")
+    return tuple(found)
+
+
+def shown(live: Live, notes: Notes) -> dict[str, Any]:
     """Return the policy in force as E2B describes it."""
     hosts = live.inner.spec.network.allowed_hosts
     return {
         "allowOut": [each for each in hosts if not each.startswith("!")],
         "denyOut": [each[1:] for each in hosts if each.startswith("!")],
-        "allowPublicTraffic": is_public,
+        "allowPublicTraffic": notes.is_public,
+        **({"maskRequestHost": notes.host_mask} if notes.host_mask else {}),
+        **({"httpsPorts": [*notes.https_ports]} if notes.https_ports else {}),
     }

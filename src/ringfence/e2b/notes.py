@@ -9,7 +9,7 @@ from ..errors import InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _NAME = "e2b"
 
@@ -24,6 +24,8 @@ class Notes:
         auto_resume: Whether a request to a paused sandbox resumes it.
         keeps_memory: Whether its end of life pauses it with its memory.
         is_public: Whether its ports are open without a token.
+        host_mask: What requests to its ports say as `Host`, with `${PORT}`; empty: as they came.
+        https_ports: Ports whose servers speak HTTPS.
         internet: What the client said about internet access; None: nothing.
         boots: How often it was started anew from its files, where it has no boot id of its own.
     """
@@ -33,6 +35,8 @@ class Notes:
     auto_resume: bool = False
     keeps_memory: bool = True
     is_public: bool = True
+    host_mask: str = ""
+    https_ports: Sequence[int] = ()
     internet: bool | None = None
     boots: int = 0
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import cache
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -18,6 +21,7 @@ from ..api.streaming.tunnel import carry_messages, open_websocket
 from ..errors import ConnectError
 from ..sessions.live import Live
 from .call import ApiError
+from .notes import notes_of
 
 _WITHHELD = frozenset(
     (
@@ -28,6 +32,15 @@ _WITHHELD = frozenset(
 """Header fields that are for the server; the sandbox's programs must not learn its tokens."""
 
 
+_OF_WEBSOCKETS = re.compile(
+    rb"host|connection|upgrade|content-length|transfer-encoding|keep-alive|proxy-connection|te"
+    rb"|trailer|expect|sec-websocket-.*",
+    re.IGNORECASE,
+)
+"""Header fields that each WebSocket has of its own."""
+_HOST = re.compile(rb"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\])(?::[0-9]{1,5})?")
+
+
 async def carry(
     service: Service, live: Live, port: int, scope: Scope, receive: Receive, send: Send
 ) -> None:
@@ -36,22 +49,40 @@ async def carry(
     Raises:
         ApiError: No server listens there, or it does not speak HTTP.
     """
+    notes = notes_of(live.metadata)
+    tls = _unverified() if port in notes.https_ports else None
+    fields = [each for each in scope["headers"] if each[0].lower() not in _WITHHELD]
+    if notes.host_mask:
+        mask = notes.host_mask.replace("${PORT}", str(port)).encode()
+        fields = [(b"Host", mask), *(each for each in fields if each[0].lower() != b"host")]
     try:
         inside = await service.thread_pools.call(live.sandbox.connect, port, key=live.sandbox_id)
         target: bytes = scope["raw_path"].partition(b"?")[0]
         if query := scope.get("query_string", b""):
             target += b"?" + query
         if scope["type"] == "websocket":
-            subprotocols = scope.get("subprotocols", [])
+            host = next((value for name, value in fields if name.lower() == b"host"), b"")
             opened = await open_websocket(
-                inside, port, target.decode("ascii"), subprotocols, service.share
+                inside,
+                port,
+                target.decode("ascii"),
+                scope.get("subprotocols", []),
+                service.share,
+                host=host.decode("ascii") if _HOST.fullmatch(host) else "",
+                fields=[
+                    (name.decode("latin-1"), value.decode("latin-1"))
+                    for name, value in fields
+                    if not _OF_WEBSOCKETS.fullmatch(name)
+                ],
+                tls=tls,
             )
         else:
             request = Request(scope, receive)
-            fields, body = request.headers.raw, request.stream()
+            asked = request.method, target, fields, request.stream(), b""
             with Watching(service, live.sandbox_id):
-                asked = request.method, target, fields, body, b""
-                answer = await ask(inside, port, *asked, service.share, receive, withheld=_WITHHELD)
+                answer = await ask(
+                    inside, port, *asked, service.share, receive, withheld=_WITHHELD, tls=tls
+                )
     except ConnectError as exc:
         message = "The sandbox is running but port is not open"
         # E2B's proxy names a sandbox by what comes before the first hyphen, and clients compare that.
@@ -69,6 +100,16 @@ async def carry(
             await carry_messages(outside, opened, service.share)
     finally:
         await opened.close()
+
+
+@cache
+def _unverified() -> ssl.SSLContext:
+    """For servers inside, whose certificates say nothing: the connection ends in the sandbox anyway."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _of_one_origin(name: bytes, value: bytes) -> tuple[bytes, bytes]:

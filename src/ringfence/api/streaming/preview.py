@@ -20,6 +20,7 @@ from .breaking import BrokenOff
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import ssl
 
     from ..loop_share import LoopShare
 
@@ -72,12 +73,14 @@ async def ask(
     gone: Callable[[], Awaitable[object]],
     *,
     withheld: frozenset[bytes] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Answer:
     """Pass a request on; `inside` is ours from then on, and for the client all is below `prefix`.
 
     Args:
         withheld: Where the sandbox has an origin of its own: header fields that it is not shown. All
             others pass both ways, cookies too, and `prefix` is not used.
+        tls: Where the server inside speaks HTTPS: the context for it.
         share: What reading the answer may take of the event loop's time.
         gone: Awaited after the body: returns when the client has gone away.
 
@@ -86,7 +89,12 @@ async def ask(
         TimeoutExceeded: It does not answer.
     """
     inside.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=inside)
+    try:
+        reader, writer = await asyncio.open_connection(
+            sock=inside, ssl=tls, server_hostname="localhost" if tls else None
+        )
+    except OSError as exc:
+        raise ConnectError(f"port {port} does not speak HTTPS: {exc}", field="port") from exc
     exchange = _Exchange(reader, writer, share)
     try:
         asked = request_fields(fields, port, withheld)

@@ -19,7 +19,8 @@ from ..loop_share import InSlices, LoopShare
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Coroutine
+    import ssl
+    from collections.abc import Coroutine, Iterable
 
 _PIECE = 256 << 10
 _MOST_MESSAGE = 1 << 20
@@ -81,9 +82,22 @@ async def carry_bytes(outside: WebSocket, inside: socket.socket, share: LoopShar
 
 
 async def open_websocket(
-    inside: socket.socket, port: int, target: str, subprotocols: list[str], share: LoopShare
+    inside: socket.socket,
+    port: int,
+    target: str,
+    subprotocols: list[str],
+    share: LoopShare,
+    *,
+    host: str = "",
+    fields: Iterable[tuple[str, str]] = (),
+    tls: ssl.SSLContext | None = None,
 ) -> ClientConnection:
     """A WebSocket to the server inside.
+
+    Args:
+        host: What the field `Host` says; empty for `localhost:PORT`.
+        fields: Further header fields of the request that opens it.
+        tls: Where the server inside speaks HTTPS: the context for it.
 
     Raises:
         ConnectError: It refuses, or does not speak WebSocket.
@@ -91,8 +105,10 @@ async def open_websocket(
     inside.setblocking(False)
     try:
         return await connect_websocket(
-            f"ws://localhost:{port}{target}",
+            f"{'wss' if tls else 'ws'}://{host or f'localhost:{port}'}{target}",
             sock=inside,
+            ssl=tls,
+            additional_headers=[*fields],
             subprotocols=[Subprotocol(each) for each in subprotocols] or None,
             compression=None,
             user_agent_header=None,
