@@ -386,15 +386,16 @@ def _boot_id(box: Box) -> str:
     return answer.text
 
 
-@pytest.mark.parametrize("by", ["pause", "deadline"])
+@pytest.mark.parametrize("by", ["pause", "deadline", "connect", "resume"])
 def test_a_sandbox_paused_without_memory_starts_anew(client: Client, by: str) -> None:
     box = client.create(timeout=60, autoPause=True, autoPauseMemory=by != "deadline")
     before = _boot_id(box)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         assert file.read() != before
     box.run("echo kept > kept; setsid sleep 1000 >/dev/null 2>&1 &")
-    if by == "pause":
-        pausing = client.api("POST", f"/sandboxes/{box.id}/pause", json={"memory": False})
+    if by != "deadline":
+        memory = {"memory": by != "pause"}
+        pausing = client.api("POST", f"/sandboxes/{box.id}/pause", json=memory)
         assert 204 == pausing.status_code
     else:
         client.api("POST", f"/sandboxes/{box.id}/timeout", json={"timeout": 0})
@@ -402,7 +403,9 @@ def test_a_sandbox_paused_without_memory_starts_anew(client: Client, by: str) ->
         while "paused" != client.api("GET", f"/sandboxes/{box.id}").json()["state"]:
             assert time.monotonic() < until
             time.sleep(0.05)
-    client.api("POST", f"/v2/sandboxes/{box.id}/connect", json={"timeout": 60})
+    waking = f"/sandboxes/{box.id}/{'resume' if by == 'resume' else 'connect'}"
+    form = {"timeout": 60, "memory": by in ("pause", "deadline")}
+    assert 201 == client.api("POST", waking, json=form).status_code
 
     assert "kept\n" == _text(box.run("cat kept"))
     assert "" == _text(box.run("pgrep sleep"))

@@ -219,19 +219,26 @@ async def set_timeout(call: Call) -> Response:
 
 async def connect(call: Call) -> Response:
     """Resume a sandbox if it is paused; its deadline is never brought closer."""
-    live, timeout = _live(call), lives.timeout_of(call, await call.form())
-    manager = call.service.manager
-    was_paused = await call.call(lives.wake, manager, live, float(timeout))
+    live = _live(call)
+    was_paused = await _wake(call, live)
     return JSONResponse(_opened(call, live), 201 if was_paused else 200)
 
 
 async def resume(call: Call) -> Response:
     """Resume a paused sandbox, as older SDKs ask for it."""
-    live, timeout = _live(call), lives.timeout_of(call, await call.form())
+    live = _live(call)
     if live.state != SessionState.SUSPENDED:
         raise ApiError(409, f"sandbox '{live.sandbox_id}' is already running")
-    await call.call(lives.wake, call.service.manager, live, float(timeout))
+    await _wake(call, live)
     return JSONResponse(_opened(call, live), 201)
+
+
+async def _wake(call: Call, live: Live) -> bool:
+    form = await call.form()
+    timeout, manager = float(lives.timeout_of(call, form)), call.service.manager
+    keeps_memory = field(form, "memory", bool, True)
+    woken: bool = await call.call(lives.wake, manager, live, timeout, keeps_memory=keeps_memory)
+    return woken
 
 
 async def pause(call: Call) -> Response:

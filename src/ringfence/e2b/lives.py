@@ -170,11 +170,18 @@ def pause(manager: SessionManager, live: Live, *, keeps_memory: bool = True) -> 
     return True
 
 
-def wake(manager: SessionManager, live: Live, timeout_s: float | None = None) -> bool:
+def wake(
+    manager: SessionManager,
+    live: Live,
+    timeout_s: float | None = None,
+    *,
+    keeps_memory: bool = True,
+) -> bool:
     """Resume a paused sandbox, once however many ask; whether it was paused.
 
     Args:
         timeout_s: From now to its next deadline; one that runs keeps a later one.
+        keeps_memory: Whether its processes go on; else only files are left of a paused one.
     """
     with live.lock:
         was_paused = live.state == SessionState.SUSPENDED
@@ -183,8 +190,9 @@ def wake(manager: SessionManager, live: Live, timeout_s: float | None = None) ->
             # The deadline first: past it, the reaper would pause it again.
             manager.extend(live.id, timeout_s or WOKEN_S)
             manager.resume(live.id)
-            if left_s <= 0 and not notes_of(live.metadata).keeps_memory:
-                _start_anew(manager, live)  # it was paused by its deadline
+            # At this time its own deadline has paused it.
+            if not keeps_memory or (left_s <= 0 and not notes_of(live.metadata).keeps_memory):
+                _start_anew(manager, live)
         elif timeout_s is not None and timeout_s > left_s:
             manager.extend(live.id, timeout_s)
     return was_paused
