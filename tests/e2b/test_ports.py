@@ -131,6 +131,22 @@ def test_the_api_has_a_host_name_and_others_are_refused(client: Client) -> None:
     assert 403 == other.status_code
 
 
+def test_the_domain_is_told_with_the_port_of_the_api(client: Client, serving: Box) -> None:
+    path = f"/sandboxes/{serving.id}"
+
+    def told(host: str) -> str:
+        found: str = client.api("GET", path, headers={"Host": host}).json()["domain"]
+        return found
+
+    assert ["sbx.test", "sbx.test:8443"] == [told("api.sbx.test"), told("api.sbx.test:8443")]
+    assert "sbx.test" == told(client.http.base_url.netloc.decode()), "by URL variables"
+    form = {"timeout": 60}
+    opened = client.api("POST", f"{path}/connect", json=form, headers={"Host": "api.sbx.test:8443"})
+    assert "sbx.test:8443" == opened.json()["domain"]
+    host = {"Host": f"3000-{serving.id}.sbx.test:8443"}
+    assert 200 == client.http.get("/", headers=host).status_code
+
+
 ECHO = """
 import asyncio, base64, hashlib
 async def main(reader, writer):

@@ -133,6 +133,14 @@ def _state(live: Live) -> str:
     return "paused" if live.state == SessionState.SUSPENDED else "running"
 
 
+def _domain(call: Call) -> str | None:
+    """The domain, at the port at which the client has reached its API: an ordinary user has no 443."""
+    domain = call.shared.settings.domain
+    host, _, port = call.request.headers.get("host", "").partition(":")
+    has_port = domain and port.isdecimal() and host.lower() == f"api.{domain}"
+    return f"{domain}:{port}" if has_port else domain or None
+
+
 def _opened(call: Call, live: Live) -> dict[str, Any]:
     """Describe a sandbox to the client that is to work with it."""
     tokens, notes = call.shared.tokens, notes_of(live.metadata)
@@ -144,7 +152,7 @@ def _opened(call: Call, live: Live) -> dict[str, Any]:
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": tokens.of(live),
         "trafficAccessToken": tokens.of_traffic(live),
-        "domain": call.shared.settings.domain or None,
+        "domain": _domain(call),
     }
 
 
@@ -176,7 +184,7 @@ def _detail(call: Call, live: Live) -> dict[str, Any]:
     notes = notes_of(live.metadata)
     form = {
         **_listed(call, live),
-        "domain": call.shared.settings.domain or None,
+        "domain": _domain(call),
         "allowInternetAccess": notes.internet,
         "network": network.shown(live, notes),
         "lifecycle": {
