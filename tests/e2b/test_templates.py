@@ -8,14 +8,33 @@ import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringfence.images.archive import load
+from ringfence.images.store import ImageStore
+from tests.api.conftest import Daemon, StartDaemon
 from tests.e2b.conftest import Client, MakeClient
+from tests.images.conftest import small
 
 pytestmark = pytest.mark.anyone
 _HASH = hashlib.sha256(b"some files").hexdigest()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageStore:
+    """The images of the daemon: none at first."""
+    return ImageStore(str(tmp_path_factory.mktemp("images")))
+
+
+@pytest.fixture(scope="module")
+def daemon(start_daemon: StartDaemon, images: ImageStore) -> Daemon:
+    """A daemon that serves E2B's API, with a store of images of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGFENCE_IMAGES", images.directory)
+        return start_daemon("--e2b", "--listen", "127.0.0.1:0")
 
 
 @pytest.fixture(scope="module")
@@ -222,3 +241,18 @@ def test_names_of_the_server_are_not_taken(client: Client, bob: Client) -> None:
         assert refused.status_code in (400, 403), name
     refused = client.api("POST", "/v3/templates", json={"name": "big", "memoryMB": -1})
     assert refused.status_code == 400
+
+
+def test_files_are_copied_over_an_image_of_busybox(
+    client: Client, made: dict[str, Any], images: ImageStore, tmp_path: Path
+) -> None:
+    """SDKs send packed archives, and some builds of busybox do not see for themselves that they are."""
+    load(small().as_layout(tmp_path / "layout"), "small:1", store=images)
+    url = upload_url(client, made)
+    assert 200 == client.http.put(url, content=archive("file", b"copied")).status_code
+    copy = step("COPY", "file", "kept/", "", "", filesHash=_HASH)
+    show = step("RUN", "cat kept/file", "root")
+    assert 202 == begin(client, made, copy, show, fromImage="small:1").status_code
+    found = ended(client, made)
+    assert "ready" == found["status"], found
+    assert "copied" in [each["message"] for each in found["logEntries"]]

@@ -27,6 +27,15 @@ APPLETS = (
     "mv",
     "ps",
     "head",
+    # What a step COPY takes.
+    "tar",
+    "gzip",
+    "mktemp",
+    "cp",
+    "chmod",
+    "dirname",
+    "find",
+    "xargs",
 )
 
 

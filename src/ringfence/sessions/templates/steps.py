@@ -41,10 +41,10 @@ exit 1
 """
 _COPY = r"""
 set -e
-archive=$1 source=$2 target=$3 mode=$4
+archive=$1 source=$2 target=$3 mode=$4 unpack=$5
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 stage=$(mktemp -d /tmp/.copy.XXXXXX)
-tar -xf "$archive" -C "$stage" -o
+tar "$unpack" "$archive" -C "$stage" -o
 rm -f "$archive"
 put() {
   if [ -d "$1" ] && [ ! -L "$1" ]; then
@@ -149,8 +149,10 @@ def run(
     argv, place = list(step.run), None
     if step.copy:
         archive = "/tmp/.copy.tar"
-        sandbox.files.upload(upload(step.copy), archive)
+        given = upload(step.copy)
+        sandbox.files.upload(given, archive)
         argv = ["sh", "-c", _COPY, "copy", archive, step.source, step.to, step.mode]
+        argv.append(_unpack(given))
         place = None if step.to.startswith("/") else cwd
     elif step.pip_install:
         argv = ["python3", "-m", "pip", "install", "--only-binary", ":all:", "--no-input"]
@@ -200,6 +202,12 @@ def failed(step: TemplateStep, result: ExecResult, timeout_s: float) -> ExecErro
         )
     what = f"step `{step.title[: _SHOWN // 2]}` {how}"
     return ExecError(what + (f": {said}" if said else ", and printed nothing"), hint=hint)
+
+
+def _unpack(path: str) -> str:
+    """Options of tar for an archive: some builds of busybox do not see for themselves that it is packed."""
+    with open(path, "rb") as file:
+        return "-xzf" if file.read(2) == b"\x1f\x8b" else "-xf"
 
 
 def start(sandbox: Sandbox, request: TemplateRequest, timeout_s: float) -> None:
