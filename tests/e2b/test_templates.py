@@ -256,3 +256,14 @@ def test_files_are_copied_over_an_image_of_busybox(
     found = ended(client, made)
     assert "ready" == found["status"], found
     assert "copied" in [each["message"] for each in found["logEntries"]]
+
+
+def test_a_step_of_an_unknown_user_fails_in_the_words_of_e2b(
+    client: Client, made: dict[str, Any]
+) -> None:
+    steps = (step("RUN", "true"), step("RUN", "whoami", "root123"), step("RUN", "false"))
+    assert 202 == begin(client, made, *steps).status_code
+    reason = ended(client, made)["reason"]
+    refused = "command failed: unauthenticated: invalid username: 'root123'"
+    assert reason["message"].startswith(f"failed to run command 'whoami': {refused} (")
+    assert "2" == reason["step"]

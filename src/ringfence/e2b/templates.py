@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +14,14 @@ from starlette.responses import JSONResponse, Response
 from ..api.routes.templates import store
 from ..errors import NotFound
 from ..model.limits import Limits
-from ..model.template import DEFAULT_TAG
+from ..model.template import DEFAULT_TAG, TemplateRequest
 from ..sessions.templates.catalogue import Templates
 from ..store.templates import FAILED, READY, RESERVED, WAITING, BuildRecord, TemplateRecord
 from . import template_steps
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
 from .metering import sizes
+from .rpc import unknown_user
 from .template_steps import HASH, NAME, split_name
 
 _STATUS = {RESERVED: "waiting", WAITING: "waiting", READY: "ready", FAILED: "error"}
@@ -27,6 +29,7 @@ _LEVELS = ("debug", "info", "warn", "error")
 _MOST_ENTRIES = 100
 _SIGNED_S = 3600
 _MIB = 1 << 20
+_UNKNOWN_USER = re.compile("unknown user '([^']*)'")
 
 
 def _templates(call: Call) -> Templates:
@@ -164,10 +167,21 @@ async def status(call: Call) -> Response:
             "logEntries": entries,
         }
         if build.status == FAILED:
-            form["reason"] = {"message": build.error, "step": str(build.step), "logEntries": []}
+            form["reason"] = {"message": _why(build), "step": str(build.step), "logEntries": []}
         return form
 
     return JSONResponse(await call.call(read))
+
+
+def _why(build: BuildRecord) -> str:
+    """Why a build failed; of a step with an unknown user first in E2B's words, which programs look for."""
+    if (found := _UNKNOWN_USER.match(build.error)) is None:
+        return build.error
+    steps = TemplateRequest.from_json(json.loads(build.request)).steps[: build.step]
+    command = steps[-1].run[-1] if steps and steps[-1].run else ""
+    refused = unknown_user(found[1])
+    what = f"{refused.code}: {refused.message}"
+    return f"failed to run command '{command}': command failed: {what} ({build.error})"
 
 
 def _entries(path: str, skip: int) -> list[dict[str, Any]]:
