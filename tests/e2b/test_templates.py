@@ -267,3 +267,16 @@ def test_a_step_of_an_unknown_user_fails_in_the_words_of_e2b(
     refused = "command failed: unauthenticated: invalid username: 'root123'"
     assert reason["message"].startswith(f"failed to run command 'whoami': {refused} (")
     assert "2" == reason["step"]
+
+
+def test_a_client_may_have_as_many_templates_as_a_run_of_the_tests_of_e2b_builds(
+    client: Client,
+) -> None:
+    """They build under a new name each time, some eighty in all, and remove none."""
+    ids = []
+    for i in range(100):
+        made = client.api("POST", "/v3/templates", json={"name": f"many-{i}"})
+        assert 202 == made.status_code, made.text
+        ids.append(made.json()["templateID"])
+    for each in ids:
+        client.api("DELETE", f"/templates/{each}")

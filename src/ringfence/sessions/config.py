@@ -92,7 +92,7 @@ class TemplateBounds(Model):
         index_url: Package index of `pip_install`; empty for $PIP_INDEX_URL, else PyPI.
     """
 
-    templates: int = 50
+    templates: int = 200
     bytes: int = 20 << 30
     upload_bytes: int = 1 << 30
     builds: int = 4
