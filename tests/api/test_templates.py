@@ -348,6 +348,12 @@ def test_a_start_command_runs_in_each_sandbox(ann: httpx.Client) -> None:
     )
     never = build(ann, "started", {"run": "true"}, start="true", ready="false", timeout_s=2)
     assert "was not ready" in never["error"]
+    # One that has ended well may have left behind what gets ready.
+    assert "ready" == build(ann, "started", {"run": "true"}, start="true", ready="true")["status"]
+    for ready in ("false", "sleep 0.5"):
+        failed = build(ann, "started", {"run": "true"}, start="echo why; exit 3", ready=ready)
+        said = "the start command ended with exit code 3 before it was ready; it printed: why"
+        assert said in failed["error"], failed
     ann.delete("/v1/templates/started")
 
 

@@ -77,6 +77,19 @@ cd /
 chmod -R u+rwX "$stage" 2>/dev/null || true
 rm -rf "$stage"
 """
+# Not a child of the exec's shell: it goes on when that has ended.
+_START = r"""
+rm -f /tmp/.start.code
+setsid sh -c 'sh -c "$1"; echo $? >/tmp/.start.code' start "$1" >/tmp/.start.log 2>&1 </dev/null &
+"""
+_CODE = "grep -vx 0 /tmp/.start.code 2>/dev/null"
+_READY = f"""
+until sh -c "$1"; do
+  {_CODE} && exit 1
+  sleep 0.1
+done
+! {_CODE}
+"""
 
 
 def spec_of(step: TemplateStep, spec: SandboxSpec, index: str, cache: str) -> SandboxSpec:
@@ -214,19 +227,16 @@ def start(sandbox: Sandbox, request: TemplateRequest, timeout_s: float) -> None:
     """Start what a template starts in each sandbox, and wait until it is ready.
 
     Raises:
-        ExecError: It is not ready in time.
+        ExecError: It is not ready in time, or failed before it was.
     """
     env = {} if request.keep_env else request.variables
     if request.start:
-        # Not a child of this exec's shell: it goes on when that has ended.
-        begin = 'setsid sh -c "$1" >/tmp/.start.log 2>&1 </dev/null &'
-        argv = ["sh", "-c", begin, "start", request.start]
+        argv = ["sh", "-c", _START, "start", request.start]
         sandbox.exec(argv, env=env, timeout_s=timeout_s)
     if not request.ready:
         return
-    poll = 'until sh -c "$1"; do sleep 0.1; done'
     result = sandbox.exec(
-        ["sh", "-c", poll, "ready", request.ready],
+        ["sh", "-c", _READY, "ready", request.ready],
         env=env,
         timeout_s=timeout_s,
         max_output_bytes=_SHOWN,
@@ -234,4 +244,6 @@ def start(sandbox: Sandbox, request: TemplateRequest, timeout_s: float) -> None:
     if not result.ok:
         said = sandbox.exec(["tail", "-c", str(_SHOWN), "/tmp/.start.log"]).stdout_text.strip()
         what = f"the start command was not ready within {timeout_s:g} s"
+        if code := sandbox.exec(["sh", "-c", _CODE]).stdout_text.strip():
+            what = f"the start command ended with exit code {code} before it was ready"
         raise ExecError(f"{what}; it printed: {said}" if said else what)
