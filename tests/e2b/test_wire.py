@@ -333,6 +333,29 @@ def test_a_watch_tells_events_between_two_polls(box: Box) -> None:
     assert 404 == box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).status_code
 
 
+def test_a_watch_describes_entries_where_that_is_asked_for(box: Box) -> None:
+    box.rpc("/filesystem.Filesystem/MakeDir", {"path": "told"})
+    asked = {"path": "told", "includeEntry": True}
+    made = box.rpc("/filesystem.Filesystem/CreateWatcher", asked).json()
+    box.call("POST", "/files?path=told/kept", content=b"12", headers={"X-Metadata-By": "ann"})
+    found = box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).json()["events"]
+    wanted = box.rpc("/filesystem.Filesystem/Stat", {"path": "told/kept"}).json()["entry"]
+    assert wanted in [each["entry"] for each in found if each["type"] == "EVENT_TYPE_WRITE"]
+    box.rpc("/filesystem.Filesystem/Remove", {"path": "told/kept"})
+    *_, last = box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).json()["events"]
+    assert {"name": "kept", "type": "EVENT_TYPE_REMOVE"} == last
+    # A stream tells the same: here of what goes on all the time.
+    more = "end=$(($(date +%s) + 2)); while [ $(date +%s) -lt $end ]; do echo 1 > told/more; done"
+    writer = threading.Thread(target=box.run, args=(more,))
+    writer.start()
+    ends = {"connect-timeout-ms": "1000"}
+    streamed = box.stream("/filesystem.Filesystem/WatchDir", asked, headers=ends)
+    writer.join(20)
+    told = [each["filesystem"] for each in streamed if "filesystem" in each]
+    assert told
+    assert {"/home/user/told/more"} == {each["entry"]["path"] for each in told}
+
+
 def test_a_watch_tells_what_a_new_directory_holds_and_ends_in_time(box: Box) -> None:
     box.rpc("/filesystem.Filesystem/MakeDir", {"path": "grown"})
     asked = {"path": "grown", "recursive": True}

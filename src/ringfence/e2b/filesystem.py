@@ -7,9 +7,10 @@ import math
 import posixpath
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
-from ..errors import FileError, FileExists, FileNotFound, NotADirectory
+from ..errors import FileError, FileExists, FileNotFound, NotADirectory, RingfenceError
 from ..model.files import DIRECTORY, FileInfo
 from ..sandbox.files import Files
 from .call import Call
@@ -151,7 +152,22 @@ async def _watch(call: Call, form: dict[str, Any]) -> Watch:
         raise _missing(path) from exc
     if info.kind != DIRECTORY:
         raise RpcError("invalid_argument", f"path {path} is not a directory")
-    return Watch(call.service, call.inside, info.path, is_recursive=is_recursive)
+
+    def look(paths: list[str]) -> dict[str, dict[str, Any]]:
+        there: dict[str, FileInfo] = {}
+        for each in paths:
+            with suppress(RingfenceError):
+                there[each] = files.stat(each)
+        found = entries(files, call.inside.inner.files, [*there.values()])
+        return dict(zip(there, found, strict=True))
+
+    return Watch(
+        call.service,
+        call.inside,
+        info.path,
+        is_recursive=is_recursive,
+        look=look if field(form, "includeEntry", bool, False) else None,
+    )
 
 
 async def watch_dir(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

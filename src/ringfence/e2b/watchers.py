@@ -8,6 +8,7 @@ import posixpath
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -21,10 +22,11 @@ from .codec import RpcError
 
 _READ_BYTES, _READ_S = 8 << 10, 0.001
 _MOST_EVENTS = 10_000  # of one watcher, between two polls
-_MOST_NAMES = 1 << 20  # characters in them
+_MOST_NAMES = 1 << 20  # characters in them, those of entries included
 _IDLE_S = 600.0  # that a watcher is kept for without being asked
 _FLUSH_S = 2.0  # for a helper that is slow to tell what has happened already
 _MARKS = "/run"  # a directory that is in every sandbox and that little opens
+_GONE = ("EVENT_TYPE_REMOVE", "EVENT_TYPE_RENAME")
 _KINDS = {  # without `written`: E2B tells nothing when a file is closed
     "created": "EVENT_TYPE_CREATE",
     "modified": "EVENT_TYPE_WRITE",
@@ -35,13 +37,23 @@ _KINDS = {  # without `written`: E2B tells nothing when a file is closed
 }
 
 
-class Watch:
-    """A watch by a helper inside, as E2B's events. `close` it."""
+Look = Callable[[list[str]], dict[str, dict[str, Any]]]
+"""Describes what is at these paths, as it is now; what is gone is left out."""
 
-    def __init__(self, service: Service, live: Live, path: str, *, is_recursive: bool) -> None:
-        self._service, self.live, self._path = service, live, path
+
+class Watch:
+    """A watch by a helper inside, as E2B's events. `close` it.
+
+    Args:
+        look: Describes the entries of events; None: events have none.
+    """
+
+    def __init__(
+        self, service: Service, live: Live, path: str, *, is_recursive: bool, look: Look | None
+    ) -> None:
+        self._service, self.live, self._path, self._look = service, live, path, look
         options = json.dumps({"recursive": is_recursive, "marks": _MARKS})
-        self.marked = asyncio.Event()
+        self.marked, self._is_marked = asyncio.Event(), False
         self._helper = Running(service.thread_pools, live, "watch", path, options)
         self._stack, self._left, self._is_over = AsyncExitStack(), b"", False
 
@@ -65,7 +77,7 @@ class Watch:
         """Wait for changes: none within `wait_s` is an empty list, None that there is no more."""
         if self._early:
             early, self._early = self._early, []
-            return early
+            return await self._described(early)
         if self._is_over:
             return None
         await self._service.share.take(_READ_S)
@@ -77,7 +89,22 @@ class Watch:
             self._is_over = True
             self.marked.set()
             return None
-        return self._events(data)
+        return await self._described(self._events(data))
+
+    async def _described(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the entries that were asked for; only then is what happened before a mark told."""
+        if self._look is not None and found:
+            there = {each["name"] for each in found if each["type"] not in _GONE}
+            paths = {name: posixpath.join(self._path, name) for name in there}
+            call = self._service.thread_pools.call
+            known = await call(self._look, [*paths.values()], key=self.live.sandbox_id)
+            for each in found:
+                if entry := known.get(paths.get(each["name"], "")):
+                    each["entry"] = entry
+        if self._is_marked:
+            self._is_marked = False
+            self.marked.set()
+        return found
 
     def _events(self, data: bytes) -> list[dict[str, Any]]:
         *lines, self._left = (self._left + data).split(b"\n")
@@ -86,7 +113,7 @@ class Watch:
         found = []
         for line in lines:
             if line.startswith(b'{"kind": "mark"'):
-                self.marked.set()
+                self._is_marked = True
                 continue
             change = FileChange.from_json(loads(line))
             if change.kind == "overflow":
@@ -112,7 +139,7 @@ class _Watcher:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self.events: deque[dict[str, Any]] = deque()
-        self._bytes = 0  # of the names in `events`, which programs inside choose
+        self._bytes = 0  # of names and entries in `events`, which programs inside choose
         self.asked, self._lock = time.monotonic(), asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
 
@@ -137,9 +164,9 @@ class _Watcher:
 
     def _keep(self, found: list[dict[str, Any]]) -> None:
         self.events.extend(found)
-        self._bytes += sum(len(each["name"]) for each in found)
+        self._bytes += sum(map(_size, found))
         while self._bytes > _MOST_NAMES or len(self.events) > _MOST_EVENTS:
-            self._bytes -= len(self.events.popleft()["name"])
+            self._bytes -= _size(self.events.popleft())
 
     def take(self) -> list[dict[str, Any]]:
         """Return the events, which are then forgotten."""
@@ -148,6 +175,10 @@ class _Watcher:
         self.events.clear()
         self._bytes = 0
         return found
+
+
+def _size(event: dict[str, Any]) -> int:
+    return len(event["name"]) + (len(json.dumps(event["entry"])) if "entry" in event else 0)
 
 
 class Watchers:
