@@ -296,7 +296,7 @@ FREE = {
     NetworkPolicy: "learn",  # `limits` are of a sandbox's own connections
     NetworkRule: "host ports action methods paths credential inspect",  # judged as `network.rules`
     Mount: "target access nofollow protect",
-    ExecRequest: "argv cwd env user stdin pty stream_stdin",
+    ExecRequest: "argv cwd env user stdin pty stream_stdin session_leader",
     ExecutionRequest: "command args env work_dir stdin tier id",
     AttachRequest: "sandbox_id create_if_missing create_spec",
     TemplateRequest: "name steps base backend start ready fresh keep_env",

@@ -104,13 +104,19 @@ def test_node_contexts_go_on(sandbox: Any) -> None:
             assert f"1,{number}/2" in found.text
 
 
+_HAS_READ = (
+    'import fcntl, os, sys; fd = os.open(f"/proc/{sys.argv[1]}/fd/0", os.O_RDONLY);'
+    " sys.exit(any(fcntl.ioctl(fd, 0x541B, bytes(4))))"  # FIONREAD
+)
+
+
 @pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
 def test_a_compiler_in_flight_finishes_in_each_copy(sandbox: Any) -> None:
     """It reads its source from a pipe that stays open, so it is in flight for as long as needed."""
     argv = ["gcc", "-x", "c", "-o", "program", "-"]
     compiler = sandbox.start(argv, stream_stdin=True)
     compiler.stdin.write(b"int main(void) { return 7; }\n")
-    sandbox.shell("until pgrep cc1; do sleep 0.01; done", timeout_s=60)
+    sandbox.shell(f"until python3 -c '{_HAS_READ}' $(pgrep cc1); do sleep 0.01; done", timeout_s=60)
     forks = sandbox.fork(2, processes="required")
     with forks[0], forks[1]:
         for each in (sandbox, *forks):
@@ -120,3 +126,15 @@ def test_a_compiler_in_flight_finishes_in_each_copy(sandbox: Any) -> None:
             copy.stdin.close()
             assert 0 == copy.wait(60).exit_code
             assert 7 == each.exec(["./program"]).exit_code
+
+
+def test_input_that_waits_is_no_copys(sandbox: Any) -> None:
+    """It would be lost: what a copy reads comes from a pipe of its own."""
+    reader = sandbox.start(["sleep", "1000"], stream_stdin=True)
+    with sandbox.fork(processes="required")[0] as control:
+        assert control.fork_report.has_processes
+    reader.stdin.write(b"unread")
+
+    with pytest.raises(Unsupported, match="6 bytes that it has not read"):
+        sandbox.fork(processes="required")
+    reader.kill()

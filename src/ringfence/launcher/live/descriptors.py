@@ -220,12 +220,27 @@ def pipes_of(holders: Iterable[tuple[int, dict[int, Descriptor]]]) -> dict[int, 
         for number, each in descriptors.items():
             if each.kind == "pipe":
                 ends.setdefault(each.pipe, {})[each.flags & 3] = pid, number
+            elif each.kind == "given" and os.O_RDONLY == each.flags & 3:
+                _check_is_read(pid, number)
     contents: dict[int, bytes] = {}
     for inode, found in ends.items():
         contents[inode] = _content(found)
         if sum(map(len, contents.values())) > _MOST_IN_PIPES:
             raise CannotCopy(f"it has pipes with more than {_MOST_IN_PIPES >> 20} MiB in them")
     return contents
+
+
+def _check_is_read(pid: int, number: int) -> None:
+    """Refuse input that waits: a copy gets a pipe of its own, without what is in this one."""
+    fd = on_behalf.descriptor(pid, number, 0)
+    try:
+        (waiting,) = struct.unpack("=i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))
+    finally:
+        os.close(fd)
+    if waiting:
+        raise CannotCopy(
+            f"descriptor {number}, its input, has {waiting} bytes that it has not read"
+        )
 
 
 def _content(ends: dict[int, tuple[int, int]]) -> bytes:
