@@ -172,10 +172,8 @@ def test_the_helper_is_killed_while_it_stops_a_tree(
     assert False in was_copied
     assert until(lambda: not helpers(sandbox), _PATIENCE_S)
 
-    def others() -> list[str]:
-        return [each.name for each in processes_in(native(sandbox).pid) if each.inside != 1]
-
-    assert until(lambda: not others(), _PATIENCE_S), others()
+    init = native(sandbox).pid
+    assert until(lambda: not descendants_of(init), _PATIENCE_S), descendants_of(init)
 
 
 @pytest.mark.parametrize("processes", ["auto", "required"])
