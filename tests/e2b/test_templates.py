@@ -280,3 +280,22 @@ def test_a_client_may_have_as_many_templates_as_a_run_of_the_tests_of_e2b_builds
         ids.append(made.json()["templateID"])
     for each in ids:
         client.api("DELETE", f"/templates/{each}")
+
+
+def test_a_build_is_begun_also_before_its_turn(client: Client) -> None:
+    """As E2B's own test of builds in the background asks, beside other builds of the same client."""
+    made = []
+    for i in range(3):  # more than a client has at once
+        each = client.api("POST", "/v3/templates", json={"name": f"turn-{i}"}).json()
+        assert "waiting" == _status(client, each)
+        assert 202 == begin(client, each, step("RUN", f"sleep 2; echo {i}")).status_code
+        made.append(each)
+    assert ["building"] * 3 == [_status(client, each) for each in made]
+    for each in made:
+        client.api("DELETE", f"/templates/{each['templateID']}")
+
+
+def _status(client: Client, made: dict[str, Any]) -> str:
+    path = f"/templates/{made['templateID']}/builds/{made['buildID']}/status"
+    found: str = client.api("GET", path).json()["status"]
+    return found

@@ -16,7 +16,7 @@ from ..errors import NotFound
 from ..model.limits import Limits
 from ..model.template import DEFAULT_TAG, TemplateRequest
 from ..sessions.templates.catalogue import Templates
-from ..store.templates import FAILED, READY, RESERVED, WAITING, BuildRecord, TemplateRecord
+from ..store.templates import FAILED, READY, RESERVED, BuildRecord, TemplateRecord
 from . import template_steps
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
@@ -24,7 +24,8 @@ from .metering import sizes
 from .rpc import unknown_user
 from .template_steps import HASH, NAME, split_name
 
-_STATUS = {RESERVED: "waiting", WAITING: "waiting", READY: "ready", FAILED: "error"}
+# A build that waits for its turn is begun for E2B's clients; "waiting" is for its steps.
+_STATUS = {RESERVED: "waiting", READY: "ready", FAILED: "error"}
 _LEVELS = ("debug", "info", "warn", "error")
 _MOST_ENTRIES = 100
 _SIGNED_S = 3600
