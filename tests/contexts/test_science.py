@@ -66,6 +66,14 @@ def test_lines(plots: Context) -> None:
     assert ["0", "1", "2", "3", "4", "5", "6"] == found["x_tick_labels"]
 
 
+def test_a_cell_that_fails_shows_its_figures(plots: Context) -> None:
+    failed = plots.run("plt.plot([1, 2]); plt.title('Own')\n1 / 0", timeout_s=120)
+
+    assert ["Own"] == [each.chart["title"] for each in failed.results]
+    assert "ZeroDivisionError" == getattr(failed.error, "name", "")
+    assert [] == plots.run("None").results
+
+
 def test_dates_and_names_on_axes(plots: Context) -> None:
     found = chart(
         plots,

@@ -475,11 +475,15 @@ class Kernel:
         if is_shown and tree.body and isinstance(tree.body[-1], ast.Expr):
             last = tree.body.pop()
         value = None
-        if tree.body:
-            self._evaluate(compile(tree, name, "exec", _TOP_LEVEL_AWAIT))
-        if isinstance(last, ast.Expr):
-            expression = ast.Expression(last.value)
-            value = self._evaluate(compile(expression, name, "eval", _TOP_LEVEL_AWAIT))
+        try:
+            if tree.body:
+                self._evaluate(compile(tree, name, "exec", _TOP_LEVEL_AWAIT))
+            if isinstance(last, ast.Expr):
+                expression = ast.Expression(last.value)
+                value = self._evaluate(compile(expression, name, "eval", _TOP_LEVEL_AWAIT))
+        except Exception:
+            self._show_figures(None)  # as IPython does; the next cell would show them else
+            raise
         if value is not None:
             self.names["_"] = value
             self._show("main", value)
