@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import time
 from typing import Any
 
 import httpx
 import pytest
 
+from ringfence.e2b import interpreter
 from tests.e2b.conftest import Box, Client
 
 PORT = {"E2b-Sandbox-Port": "49999"}
@@ -82,12 +84,56 @@ def test_a_client_that_leaves_interrupts_its_cell(box: Box) -> None:
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("language", ["r", "java", "deno"])
+@pytest.mark.parametrize("language", ["ruby", "deno"])
 def test_a_language_that_is_missing_is_named(box: Box, language: str) -> None:
     answer = box.call("POST", "/execute", json={"code": "1", "language": language}, headers=PORT)
 
     assert 501 == answer.status_code
     assert f"'{language}'" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("language", "program", "greeting", "new", "shown", "unset"),
+    [
+        ("r", "Rscript", "Sys.getenv('GREETING')", "Sys.getenv('NEW', NA)", '[1] "{}"', "[1] NA"),
+        (
+            "java",
+            "jshell",
+            'System.getProperty("GREETING")',
+            'System.getProperty("NEW")',
+            "{}",
+            "null",
+        ),
+    ],
+)
+def test_r_and_java_take_back_the_variables_of_one_cell(
+    client: Client, language: str, program: str, greeting: str, new: str, shown: str, unset: str
+) -> None:
+    box = client.create(envVars={"GREETING": "hi"})  # a fork copies no Java
+    if not shutil.which(program):
+        answer = box.call(
+            "POST", "/execute", json={"code": "1", "language": language}, headers=PORT
+        )
+        assert (501, True) == (answer.status_code, f"'{language}' needs" in answer.text)
+        return
+    env = {"GREETING": 'it\'s "é" \\', "NEW": "1"}
+
+    def text(code: str, **more: Any) -> str:
+        found: str = _of(_execute(box, code, language=language, **more), "result")[0]["text"]
+        return found
+
+    assert shown.format("hi") == text(greeting)
+    assert "é" in text(greeting, env_vars=env)
+    assert shown.format("1") == text(new, env_vars=env)
+    assert (shown.format("hi"), unset) == (text(greeting), text(new))
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+def test_println_of_java_comes_as_e2b_sends_it() -> None:
+    event = {"type": "stdout", "text": "Hello\n"}
+
+    assert ["Hello", "\n"] == [each["text"] for each in interpreter._translated(event, "java")]
+    assert ["Hello\n"] == [each["text"] for each in interpreter._translated(event, "python")]
 
 
 def test_a_token_is_needed(client: Client, box: Box) -> None:

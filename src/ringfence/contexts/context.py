@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 PYTHON = "python"
 BASH = "bash"
 NODE = "node"
-LANGUAGES = (PYTHON, BASH, NODE)
+R = "r"
+JAVA = "java"
+LANGUAGES = (PYTHON, BASH, NODE, R, JAVA)
 LANGUAGE = re.compile(f"({'|'.join(LANGUAGES)})|{JUPYTER}[A-Za-z0-9._+-]{{1,100}}")
 LANGUAGE_WORDS = f"{', '.join(LANGUAGES)} or {JUPYTER}KERNEL"
 _ALSO = {
@@ -58,6 +60,8 @@ _ALSO = {
     "nodejs": NODE,
     "sh": BASH,
     "shell": BASH,
+    "rscript": R,
+    "jshell": JAVA,
     "py": PYTHON,
     "python3": PYTHON,
 }
@@ -78,7 +82,7 @@ class Context:
 
     Attributes:
         id: Of the exec that runs it. `restart` changes it.
-        language: `python`, `bash` or `node`; `jupyter:NAME` of a kernel of Jupyter's.
+        language: `python`, `bash`, `node`, `r` or `java`; `jupyter:NAME` of a kernel of Jupyter's.
     """
 
     def __init__(
@@ -303,7 +307,7 @@ class Context:
         Raises:
             LifecycleError: The context has ended.
             ExecError: A `repr` failed or took too long.
-            Unsupported: The language is bash, or the kernel Jupyter's.
+            Unsupported: The language is neither Python nor Node.
         """
         if self.language not in LISTS_VARIABLES:
             raise Unsupported(

@@ -85,6 +85,8 @@ _NODE_BOOT = (
     "const REST=b.subarray(n+1);eval(b.subarray(0,n).toString())}"
 )
 MARK = "ringfence-context"
+_DRIVERS = {"r": "driver.R", "java": "Driver.java"}
+_PARTS = {"bash": "bash", "jupyter": "jupyter", **dict.fromkeys(_DRIVERS, "driven")}
 JUPYTER = "jupyter:"  # begins the language of a kernel of Jupyter's; its kernelspec follows
 
 
@@ -105,11 +107,11 @@ def kernel_of(language: str) -> bytes:
     here = Path(__file__).parent
     if language == "node":
         return (here / "kernel.js").read_bytes() + b"\0"
-    part = language if language == "bash" else "charts"
-    if language.startswith(JUPYTER):
-        part = "jupyter"
+    part = _PARTS.get(language.partition(":")[0], "charts")
     magic, code, source = _compiled()
     also = (here / f"{part}.py").read_bytes()
+    if driver := _DRIVERS.get(language):
+        also += f"\nSOURCE = {(here / driver).read_text('utf-8')!r}\n".encode()
     return b"%s %d %d %d\n" % (magic, len(code), len(source), len(also)) + code + source + also
 
 

@@ -45,7 +45,7 @@ _REPRS = {
     "_repr_javascript_": "application/javascript",
 }
 CHART = "application/vnd.ringfence.chart+json"
-PART: str = globals().get("PART", "")  # source of `charts`, `jupyter` or `bash`; see `frames`
+PART: str = globals().get("PART", "")  # source of another module; see `frames`
 _BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -334,13 +334,21 @@ class Kernel:
         self._shell: Any = None
         self._jupyter: Any = None
         self._was_interrupted = False
+        stderr = -1 if language in ("python", "bash") else _high(2)  # cells get another
+        names: dict[str, Any]
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
-            names: dict[str, Any] = {"__name__": "ringfence_jupyter"}
+            names = {"__name__": "ringfence_jupyter"}
             exec(compile(PART, "<ringfence jupyter>", "exec"), names)
-            self._jupyter = names["Jupyter"](language.partition(":")[2], _high(2))
+            self._jupyter = names["Jupyter"](language.partition(":")[2], stderr)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.wire = Wire()
+        self._driver: Any = None
+        if language in ("r", "java"):
+            self._run = self._evaluate_by_driver
+            names = {"__name__": "ringfence_driven"}
+            exec(compile(PART, "<ringfence driven>", "exec"), names)
+            self._driver = names["Driver"](language, self.wire.ends, stderr)
         self._cells: SimpleQueue[dict[str, Any]] = _queue()
         self._answers: SimpleQueue[str | None] = _queue()
         self._waiting: set[str] = (
@@ -366,8 +374,9 @@ class Kernel:
             os.setpgid(0, 0)  # an interrupt reaches what a cell started, and nothing else
         except OSError:
             pass
-        if self._jupyter is not None:
-            self._jupyter.start()  # before the mask, which it would inherit
+        for each in (self._jupyter, self._driver):
+            if each is not None:
+                each.start()  # before the mask, which it would inherit
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         if self._run != self._cell:  # nothing is raised where others are interrupted
             self.wire.whole.interrupt = self._note_interrupt  # type: ignore[method-assign]
@@ -381,8 +390,9 @@ class Kernel:
             if request["do"] in ("copied", "ping"):
                 if request["do"] == "copied":
                     _reseed()
-                    if self._shell is not None:
-                        self._shell.reseed()
+                    for each in (self._shell, self._driver):
+                        if each is not None:
+                            each.reseed()
                 self.wire.result("hello", {})
             elif request["do"] == "variables":
                 self._serve(request, self._variables)
@@ -531,6 +541,21 @@ class Kernel:
         takes_input = answer if request["input"] else None
         options = {"show": show, "answer": takes_input, "takes_interrupt": self._takes_interrupt}
         self._jupyter.run(request["code"], self.wire.emit, **options)
+
+    def _evaluate_by_driver(self, request: dict[str, Any]) -> None:
+        def show(kind: str, parts: dict[str, bytes]) -> None:
+            found = {}
+            for mime, data in parts.items():
+                is_text = mime not in _BINARY
+                found[mime[:100]] = _encoded(
+                    mime, data.decode("utf-8", "replace") if is_text else data
+                )
+            self.wire.result(
+                kind, {mime: data for mime, data in found.items() if len(data) <= PART_BYTES}
+            )
+
+        if not self._driver.run(request["code"], show, self._takes_interrupt):
+            raise ExitStatus("the interpreter has ended; the next cell gets a fresh one")
 
     def _note_interrupt(self, *_signal: object) -> None:
         self._was_interrupted = True

@@ -19,7 +19,7 @@ from ..api.streaming.breaking import BreakableResponse, BrokenOff
 from ..api.streaming.cells import Events, begin, cell_offset, new_cell, sending_of
 from ..api.streaming.runs import wait_for
 from ..api.thread_pools import BODIES
-from ..contexts.context import BASH, NODE, PYTHON
+from ..contexts.context import BASH, JAVA, NODE, PYTHON, R
 from ..contexts.frames import MARK, argv_of, language_of, request
 from ..errors import BadJson, FileError, RingfenceError, TooLarge
 from ..execs.run import Run
@@ -39,7 +39,10 @@ _LANGUAGES = {
     **dict.fromkeys(("python", "py", "python3"), PYTHON),
     **dict.fromkeys(("bash", "sh"), BASH),
     **dict.fromkeys(("javascript", "js", "node", "typescript", "ts"), NODE),
+    "r": R,
+    "java": JAVA,
 }
+_NEEDS = {NODE: ("node", "Node.js"), R: ("Rscript", "R"), JAVA: ("jshell", "a JDK with jshell")}
 _SHOWN = {NODE: "javascript"}  # as E2B names it
 _DEFAULTS = (PYTHON, NODE)  # contexts that E2B lists before they are used
 _DEFAULT = "default"
@@ -66,7 +69,7 @@ _tasks: set[asyncio.Task[None]] = set()
 def _language(name: str | None) -> str:
     found = _LANGUAGES.get((name or PYTHON).lower())
     if found is None:
-        known = "python, javascript or bash"
+        known = "python, javascript, bash, r or java"
         raise ApiError(501, f"language '{name}' is not supported by Ringfence: use {known}")
     return found
 
@@ -99,15 +102,18 @@ def _find(call: Call, context_id: str) -> Run:
 
 
 async def _has(call: Call, language: str) -> bool:
-    if language != NODE:
+    if language not in _NEEDS:
         return True
-    exists = call.inside.sandbox.files.exists
-    return any([await call.call(exists, f"{each}/node") for each in ("/usr/bin", "/usr/local/bin")])
+    exists, (program, _name) = call.inside.sandbox.files.exists, _NEEDS[language]
+    paths = [f"{each}/{program}" for each in ("/usr/bin", "/usr/local/bin")]
+    return any([await call.call(exists, path) for path in paths])
 
 
 async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
     if not await _has(call, language):
-        raise ApiError(501, "language 'javascript' needs Node.js, which is not in the sandbox")
+        name = _SHOWN.get(language, language)
+        needed = _NEEDS[language][1]
+        raise ApiError(501, f"language '{name}' needs {needed}, which is not in the sandbox")
     if len(_running(call)) >= _MOST:
         raise ApiError(429, f"{_MOST} contexts run in this sandbox: remove one")
     command = argv_of(language)
@@ -205,6 +211,29 @@ def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
             " delete globalThis.__e2b; undefined"
         )
         return [before], [after]
+    if language == R:
+        quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in pairs.items()}
+        before = (
+            f".__e2b <- Sys.getenv(c({', '.join(map(json.dumps, pairs))}), NA, names = TRUE);"
+            f" Sys.setenv({', '.join(f'{key} = {value}' for key, value in quoted.items())})"
+        )
+        after = (
+            "for (.k in names(.__e2b)) if (is.na(.__e2b[[.k]])) Sys.unsetenv(.k) else"
+            " do.call(Sys.setenv, as.list(.__e2b[.k])); rm(.__e2b, .k)"
+        )
+        return [before], [after]
+    if language == JAVA:  # whose environment is fixed: E2B sets properties
+        sets = [f"System.setProperty({json.dumps(k)}, {json.dumps(v)});" for k, v in pairs.items()]
+        before = (
+            "java.util.Map<String, String> __e2b = new java.util.HashMap<>();\n"
+            f"for (String k : new String[] {{{', '.join(map(json.dumps, pairs))}}})"
+            " __e2b.put(k, System.getProperty(k));\n" + "\n".join(sets)
+        )
+        after = (
+            "__e2b.forEach((k, v) -> { if (v == null) System.clearProperty(k);"
+            " else System.setProperty(k, v); });"
+        )
+        return [before], [after]
     before = "\n".join(
         f"__e2b_{key}=${{{key}-}} __e2b_had_{key}=${{{key}+x}}; export {key}={shlex.quote(value)}"
         for key, value in pairs.items()
@@ -217,14 +246,14 @@ def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 async def _lines(call: Call, run: Run, cell_id: str, events: Events) -> AsyncIterator[bytes]:
-    is_over = False
+    is_over, language = False, language_of(run.view().argv)
     try:
         async for text in events.stream(_PING_S):
             is_over = is_over or b'"type":"end"' in text
             if len(text) > SHORT:
-                text = await call.service.thread_pools.call(_translate, text, pool=BODIES)
+                text = await call.service.thread_pools.call(_translate, text, language, pool=BODIES)
             else:
-                text = _translate(text)
+                text = _translate(text, language)
             if is_over and call.inside.state == SessionState.TERMINATED:
                 raise BrokenOff("the sandbox has ended")  # SDKs look for a connection that breaks
             if text:
@@ -243,17 +272,21 @@ async def _interrupt(call: Call, run: Run, cell_id: str) -> None:
         pass  # it has ended
 
 
-def _translate(text: bytes) -> bytes:
+def _translate(text: bytes, language: str) -> bytes:
     """Lines of ours as those that E2B's clients read."""
-    lines = [each for line in text.splitlines() for each in _translated(json.loads(line))]
+    events = [json.loads(line) for line in text.splitlines()]
+    lines = [each for event in events for each in _translated(event, language)]
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
-def _translated(event: dict[str, Any]) -> list[dict[str, Any]]:
+def _translated(event: dict[str, Any], language: str) -> list[dict[str, Any]]:
     """An event of ours as the lines that E2B's clients read."""
     kind = event["type"]
     if kind in ("stdout", "stderr"):
-        return [{"type": kind, "text": event["text"], "timestamp": time.time_ns()}]
+        text, texts = event["text"], [event["text"]]
+        if language == JAVA and text[:-1] and text[-1] == "\n":
+            texts = [text[:-1], "\n"]  # as E2B's kernel sends what println writes
+        return [{"type": kind, "text": each, "timestamp": time.time_ns()} for each in texts]
     if kind == "result":
         return [{"type": "result", "is_main_result": event["is_main"], **_shown(event["data"])}]
     if kind == "dropped":

@@ -188,7 +188,10 @@ CODE = Command(
             "context", "ID", "context to use; default: the oldest of the language, else a new one"
         ),
         Option(
-            "language", "NAME", "python, bash or node; default: python", words="python bash node"
+            "language",
+            "NAME",
+            "python, bash, node, r or java; default: python",
+            words="python bash node r java",
         ),
         Option("new", "", "begin a new context"),
         Option("timeout", "TIME", "interrupt the code after TIME, such as 10s; default: no limit"),

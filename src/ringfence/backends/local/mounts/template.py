@@ -34,6 +34,8 @@ _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_SHOWN = (
     "ImageMagick-6",
     "ImageMagick-7",
+    "R/Renviron",
+    "R/ldpaths",
     "alternatives",
     "chromium.d",
     "crypto-policies",
@@ -89,6 +91,7 @@ _LAYOUT: Steps = [
     ("dir", "/run", 0o755, False),
     ("dir", "/root", 0o711, False),  # a Python kept there must be reachable
     ("dir", "/etc", 0o755, False),
+    ("dir", "/etc/R", 0o755, False),  # not its `*.site`, which may have an administrator's secrets
     ("dir", "/etc/ssl", 0o755, False),
     ("dir", "/dev", 0o755, False),
     ("dir", "/dev/shm", 0o1777, False),
@@ -182,7 +185,9 @@ def _image_layout(uid: int) -> Steps:
     steps: Steps = [
         ("image_dir", *args)
         for verb, *args in _LAYOUT
-        if verb == "dir" and args[0] not in (HOME, "/etc/ssl") and not args[0].startswith("/dev")
+        if verb == "dir"
+        and args[0] not in (HOME, "/etc/R", "/etc/ssl")
+        and not args[0].startswith("/dev")
     ]
     for _verb, path, content, mode in _etc_files(uid):
         replace = path.removeprefix("/etc/") in _REPLACED
