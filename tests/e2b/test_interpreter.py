@@ -154,6 +154,25 @@ def test_javascript_keeps_variables_and_takes_back_those_of_one_cell(box: Box) -
     assert "21" == _of(_execute(box, "kept + 1", language="javascript"), "result")[0]["text"]
 
 
+def test_annotations_of_typescript_are_left_out(box: Box) -> None:
+    cells = {
+        "const m: string = 'a: b'; console.log(m)": "a: b\n",
+        "function sub(x: number, y?: Array<number>, ...z: any[]): number {\n return x - 1\n}\n"
+        "console.log(sub(3))": "2\n",
+        "let both: string | null = null\nconst f = (a: number = 1): number => a\n"
+        "console.log(both, f(), f(5))": "null 1 5\n",
+        "await 0; const o = { b: true ? 'x' : 'y' }; console.log(`${o.b}: string`)": "x: string\n",
+        "await 0; if (true) { for (const [k] of [[1]]) { console.log('(x: number) {') } }": (
+            "(x: number) {\n"
+        ),
+    }
+
+    for code, shown in cells.items():
+        lines = _execute(box, code, language="ts")
+        assert [shown] == [each["text"] for each in _of(lines, "stdout")], lines
+    assert "SyntaxError" == _of(_execute(box, "const = 1", language="ts"), "error")[0]["name"]
+
+
 def test_default_contexts_are_listed_before_they_are_used(client: Client) -> None:
     box = client.create()
     listed = box.call("GET", "/contexts", headers=PORT).json()

@@ -336,6 +336,20 @@ parentPort.postMessage(null);
       return list.length ? `const { ${list.join(', ')} } = ${call};` : `${call};`;
     });
   }
+  // Node's own way is of 22.13 and newer. Below it only annotations of variables, parameters and results go.
+  const NAME_TYPE = String.raw`(?:[\w$.]+(?:<[\w$.<>\[\], |&]*>)?|"[^"\n]*"|'[^'\n]*')(?:\[\])*`;
+  const TYPE = `${NAME_TYPE}(?:\\s*[|&]\\s*${NAME_TYPE})*`;
+  const QUOTED = /\/\/.*|\/\*[^]*?\*\/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`/.source;
+  const TYPED = new RegExp(`${QUOTED}|\\b((?:const|let|var)\\s+[\\w$]+)\\s*:\\s*${TYPE}(?=\\s*[=;\\n]|$)`
+    + `|((?:\\bfunction\\b\\s*[\\w$]*\\s*|(?<![\\w$)\\]]\\s*))\\()([^(){}]*)\\)(?:\\s*:\\s*${TYPE})?(?=\\s*(?:\\{|=>))`, 'g');
+  const PARAMETER = new RegExp(`((?:^|,)\\s*(?:\\.\\.\\.)?[\\w$]+)\\??\\s*:\\s*${TYPE}(?=\\s*(?:[=,]|$))`, 'g');
+  function untyped(code) {
+    try { new (require('vm').Script)(code); return code; } catch {}  // JavaScript already
+    const { stripTypeScriptTypes } = require('module');
+    if (stripTypeScriptTypes) try { return stripTypeScriptTypes(code); } catch { return code; }
+    return code.replace(TYPED, (text, variable, head, parameters) =>
+      variable || (head ? `${head}${parameters.replace(PARAMETER, '$1')})` : text));
+  }
   function ask(method, options) {
     return new Promise((resolve, reject) => session.post(method, options, (error, found) => error ? reject(new KeyboardInterrupt()) : resolve(found)));
   }
@@ -370,7 +384,8 @@ parentPort.postMessage(null);
     if (sources.size > MOST_CELLS) sources.delete(sources.keys().next().value);
     let error, hasFailed = false;
     try {
-      const value = await evaluate(prepared(cell.code), name);
+      const code = cell.types ? untyped(cell.code) : cell.code;
+      const value = await evaluate(prepared(code), name);
       await Promise.all(cell.shown);
       await new Promise(setImmediate);  // rejections that nothing handles are told by now
       if (value !== undefined && current === cell) await show('main', value);

@@ -168,7 +168,8 @@ async def execute(call: Call) -> Response:
     sending, cell_id = sending_of(call.service), new_cell(run)
     for each in before:
         await sending.send(run, _hidden(run, each))
-    await sending.send(run, request("run", cell=cell_id, code=code, input=False))
+    types = {"types": True} if kind == NODE else {}
+    await sending.send(run, request("run", cell=cell_id, code=code, input=False, **types))
     for each in after:
         await sending.send(run, _hidden(run, each))
     events = Events(call.service, sending, run, cell_id, cell_offset(run, cell_id))
