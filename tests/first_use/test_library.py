@@ -19,6 +19,7 @@ import pytest
 import ringfence
 from ringfence.contexts.aio import AsyncContext
 from ringfence.contexts.context import Context
+from ringfence.model.base.helpful import helpful
 from ringfence.model.base.model import Model
 from ringfence.sandbox.aio_process import AsyncProcess
 from ringfence.sandbox.expose import Exposure
@@ -399,3 +400,19 @@ def test_a_sandbox_that_has_ended(act: Callable[[Any], object]) -> None:
     sandbox.terminate()
 
     answers(refusal(lambda: act(sandbox)), "terminated", "create a new one")
+
+
+def test_a_subclass_with_a_way_of_its_own_is_pickled() -> None:
+    """As handles in Ray programs are."""
+
+    @helpful
+    class Plain:
+        pass
+
+    class Handle(Plain):
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            return int, (7,)
+
+    assert 7 == pickle.loads(pickle.dumps(Handle()))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(Plain())

@@ -60,7 +60,8 @@ class Draining:
         used_at, snapshot = self.saved.get(sandbox["id"], (0.0, ""))
         if not snapshot:
             return {}
-        is_whole = used_at == sandbox["last_active_at"]
+        # The list may be older than the snapshot.
+        is_whole = sandbox["last_active_at"] <= used_at
         more = (
             {"timeouts": sandbox["timeouts"], "metadata": sandbox["metadata"]} if is_whole else {}
         )

@@ -76,6 +76,10 @@ def _no_attribute(self: object, name: str) -> object:
 
 
 def _no_pickle(self: object, _protocol: object) -> object:
+    if (
+        type(self).__reduce__ is not object.__reduce__
+    ):  # it has its own way: handles in Ray programs
+        return self.__reduce__()
     what = f"{type(self).__name__} cannot be pickled or copied: it is a connection of this process"
     raise TypeError(f"{what} (pass an id, and get it from a Client, or create another there)")
 
