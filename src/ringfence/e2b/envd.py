@@ -27,9 +27,9 @@ from ..errors import (
 )
 from ..model.files import DIRECTORY
 from ..sessions import liveness
-from . import filesystem, metadata, multipart, processes
+from . import entries, filesystem, multipart, processes
 from .call import ApiError, Call, Route, not_running
-from .paths import absolute
+from .entries import absolute
 from .rpc import user_of
 
 _PIECE = 1 << 20
@@ -84,7 +84,7 @@ async def _deflated(pieces: Any) -> AsyncIterator[bytes]:
 async def upload(call: Call) -> Response:
     """Write files: one as the body itself, or several as a form."""
     user_of(call, call.request.query_params.get("username"))
-    notes = metadata.given(call.request.headers)
+    notes = entries.given(call.request.headers)
     kind = call.request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         boundary = multipart.boundary_of(kind)
@@ -202,7 +202,7 @@ class _Writing:
         file = self._file
         assert file is not None
         inner = self._call.inside.inner.files
-        await self._call.call(metadata.put, inner, self._aside or self._path, file, self._notes)
+        await self._call.call(entries.put, inner, self._aside or self._path, file, self._notes)
         await self._call.call(file.close)
         if self._aside:
             command = ["/bin/sh", "-c", _COPY, "sh", self._aside, self._path]

@@ -15,7 +15,7 @@ from ..model.files import DIRECTORY, FileInfo
 from ..sandbox.files import Files
 from .call import Call
 from .codec import RpcError, field
-from .paths import absolute, entries
+from .entries import absolute, entries
 from .rpc import deadline_s, ping_s, server_stream, unary, user_of
 from .watchers import Watch
 

@@ -27,7 +27,7 @@ from ..model.client_session import SessionState
 from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
 from .codec import field
-from .paths import absolute
+from .entries import absolute
 from .processes import environment
 from .settings import HOME
 

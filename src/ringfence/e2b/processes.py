@@ -20,7 +20,7 @@ from ..model.execs.exec import KILLED_BY_TERMINATE, ExecRequest
 from ..spool.order import ERR, OUT
 from .call import Call
 from .codec import RpcError, field, from_base64, to_base64
-from .paths import absolute
+from .entries import absolute
 from .rpc import (
     client_stream,
     deadline_s,

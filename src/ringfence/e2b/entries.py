@@ -1,15 +1,24 @@
-"""Metadata of files: extended attributes `user.e2b.NAME`, set by headers `X-Metadata-NAME`."""
+"""Files as E2B's clients name and describe them: paths, entries, and metadata.
+
+Metadata are extended attributes `user.e2b.NAME`, set by headers `X-Metadata-NAME`.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import posixpath
 import stat
 from contextlib import suppress
+from typing import Any
 
-from ..errors import RingfenceError
+from ..errors import FileError, RingfenceError
+from ..model.files import DIRECTORY, FILE, SYMLINK, FileInfo
 from ..sandbox import looking
+from ..sandbox.files import Files
 from .call import ApiError
+from .codec import timestamp
+from .settings import HOME, USER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +27,51 @@ if TYPE_CHECKING:
 
     from ..backends.protocol import BackendFiles
 
+_TYPES = {FILE: "FILE_TYPE_FILE", DIRECTORY: "FILE_TYPE_DIRECTORY", SYMLINK: "FILE_TYPE_SYMLINK"}
+_BITS = {DIRECTORY: "d", SYMLINK: "L"}
 _HEADER, _ATTRIBUTE = "x-metadata-", "user.e2b."
 _MOST_NAME, _MOST_BYTES = 246, 4096
 _AT_ONCE = 500  # files that a helper inside is asked about
 _NOT_HERE = (errno.ENOTSUP, errno.EINVAL, errno.EBADF)
+
+
+def absolute(path: str) -> str:
+    """An absolute path; relative ones, and those below `~`, begin at the home directory."""
+    if path == "~" or path.startswith("~/"):
+        path = HOME + path[1:]
+    return posixpath.normpath(path if path.startswith("/") else f"{HOME}/{path}")
+
+
+def entries(files: Files, inner: BackendFiles, infos: Sequence[FileInfo]) -> list[dict[str, Any]]:
+    """Describe files as E2B's filesystem service does."""
+    known = read(inner, [info.path for info in infos if info.kind == FILE])
+    return [_entry(files, info, known.get(info.path)) for info in infos]
+
+
+def _entry(files: Files, info: FileInfo, notes: dict[str, str] | None) -> dict[str, Any]:
+    """Describe one. Asks once more for a symlink."""
+    kind, more = info.kind, {}
+    if info.kind == SYMLINK:
+        try:
+            target = files.stat(info.path, follow=True)
+            kind, more = target.kind, {"symlinkTarget": target.path}
+        except FileError:
+            parent = posixpath.dirname(info.path)
+            more = {"symlinkTarget": posixpath.normpath(f"{parent}/{info.link_target}")}
+    bits = stat.filemode(info.mode)[1:]
+    return {
+        "name": info.name,
+        "type": _TYPES.get(kind, "FILE_TYPE_UNSPECIFIED"),
+        "path": info.path,
+        "size": str(info.size_bytes),
+        "mode": info.mode,
+        "permissions": _BITS.get(info.kind, "-") + bits,
+        "owner": USER,
+        "group": USER,
+        "modifiedTime": timestamp(info.mtime_s),
+        **more,
+        **({"metadata": notes} if notes else {}),
+    }
 
 
 def given(headers: Mapping[str, str]) -> dict[str, str]:
