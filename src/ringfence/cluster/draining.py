@@ -25,6 +25,15 @@ _PAGE = 1000
 _AGAIN_S = 30.0  # one that is used now and then is not saved at each look
 
 
+def _was_used(sandbox: Form, since: float) -> bool:
+    """Return whether a sandbox was used later; what is seen of it may be older.
+
+    Its time is told on the wall's clock, from a monotonic one: by up to a microsecond another each time.
+    """
+    used_at: float = sandbox["last_active_at"]
+    return used_at > since + 1e-4
+
+
 class Draining:
     """Saves the idle sandboxes of a node, each once for each time that it was used.
 
@@ -60,8 +69,7 @@ class Draining:
         used_at, snapshot = self.saved.get(sandbox["id"], (0.0, ""))
         if not snapshot:
             return {}
-        # The list may be older than the snapshot.
-        is_whole = sandbox["last_active_at"] <= used_at
+        is_whole = not _was_used(sandbox, used_at)
         more = (
             {"timeouts": sandbox["timeouts"], "metadata": sandbox["metadata"]} if is_whole else {}
         )
@@ -90,7 +98,7 @@ class Draining:
     def _save(self, sandbox: Form) -> None:
         used_at, before = self.saved.get(sandbox["id"], (0.0, ""))
         since = time.monotonic() - self._saved_at.get(sandbox["id"], -_AGAIN_S)
-        if before and (used_at == sandbox["last_active_at"] or since < _AGAIN_S):
+        if before and (not _was_used(sandbox, used_at) or since < _AGAIN_S):
             return
         body = json.dumps({"metadata": {"ringfence.drained": sandbox["id"]}}).encode()
         made = self._ask("POST", f"/v1/sandboxes/{sandbox['id']}/snapshots", body)

@@ -32,7 +32,9 @@ def ask(method: str, path: str, _body: bytes | None) -> Any:
     return {"items": [_SANDBOX], "next_cursor": None}
 
 
-@pytest.mark.parametrize(("seen", "is_whole"), [(10.0, True), (11.0, True), (12.0, False)])
+@pytest.mark.parametrize(
+    ("seen", "is_whole"), [(10.0, True), (11.0, True), (11.000001, True), (11.01, False)]
+)
 def test_a_snapshot_is_whole_unless_the_sandbox_was_used_since(seen: float, is_whole: bool) -> None:
     """Be what is seen of it older than the snapshot."""
     draining = Draining(ask, has_store=True)
