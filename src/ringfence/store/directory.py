@@ -11,6 +11,7 @@ from ..errors import IoError, StateInUse, StorageFull
 from ..linux import files
 
 LOCK = "lock"
+_OF_SERVERS = (LOCK, "state.sqlite3", "audit.log")  # files that only a state directory has
 _NO_ROOM = (28, 122)  # ENOSPC, EDQUOT
 _LEAST_ROOM = 256 << 10  # in bytes: a sandbox and an exec are written down in a few dozen KiB
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -147,7 +148,10 @@ def _make_private(fd: int, path: str) -> None:
     if info.st_mode & 0o022:
         raise PermissionError(1, "other users can write to it (fix: chmod 700)", path)
     entries = [entry for entry in os.scandir(fd) if entry.name != "lost+found"]
-    is_ours = not entries or any(LOCK == entry.name for entry in entries)
+    # Regular ones: /var has a symlink `lock`.
+    is_ours = not entries or any(
+        e.name in _OF_SERVERS and e.is_file(follow_symlinks=False) for e in entries
+    )
     if info.st_mode & 0o077:
         if not is_ours:
             why = f"other users can enter it, and {entries[0].name!r} in it is not a server's"
