@@ -17,7 +17,7 @@ from . import steps
 from .frames import signal_frame
 from .opening import OpenFiles
 from .source import DO_NOT_FORK, Zombie
-from .template import CLOSE_RANGE, SPAN, kernels_own, move_kernels_own
+from .template import CLOSE_RANGE, SPAN, kernels_own, move_kernels_own, set_actions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # arch/x86/include/generated/uapi/asm/unistd_64.h
 _READ, _WRITE, _OPEN, _CLOSE, _MUNMAP, _MADVISE, _SETITIMER = 0, 1, 2, 3, 11, 28, 38
 _SENDMSG, _EXIT_GROUP, _WAIT4, _CHDIR, _SETSID, _SETGROUPS = 46, 231, 61, 80, 112, 116
-_MMAP, _SIGACTION, _SIGPROCMASK, _MREMAP, _KILL, _UMASK, _SETPGID = 9, 13, 14, 25, 62, 95, 109
+_MMAP, _SIGACTION, _SIGPROCMASK, _MREMAP, _KILL, _SETPGID = 9, 13, 14, 25, 62, 109
 _SIGTIMEDWAIT, _WAITID = 128, 247
 _SETRESUID, _SETRESGID, _CAPSET, _SIGQUEUE, _PRCTL, _ARCH_PRCTL = 117, 119, 126, 129, 157, 158
 _SET_TID_ADDRESS, _SET_ROBUST_LIST = 218, 273
@@ -295,12 +295,7 @@ class _Copy:
             length = mapping.end - mapping.start
             if not mapping.is_object:
                 program.exactly(mapping.start, _MREMAP, place, length, length, 3, mapping.start)
-        default = program.put(bytes(32))
-        for number in range(1, 65):
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                action = source.actions.get(number)
-                program.add(_SIGACTION, number, program.put(action) if action else default, 0, 8)
-        program.add(_UMASK, source.umask)
+        set_actions(program, source)
         self._describe_memory(source)
 
     # -- lock-down ------------------------------------------------------------------------------

@@ -191,12 +191,7 @@ class Template:
             flags, number = _PRIVATE | _FIXED | _ANONYMOUS, first_file + len(files)
             program.exactly(self.objects, _MMAP, self.objects, size, 3, flags, _NOBODY, 0)
             program.exactly(size, _PREAD, number, self.objects, size, 0)
-        default = program.put(bytes(32))
-        for number in range(1, 65):
-            if number not in (signal.SIGKILL, signal.SIGSTOP):
-                action = root.actions.get(number)
-                program.add(_SIGACTION, number, program.put(action) if action else default, 0, 8)
-        program.add(_UMASK, root.umask)
+        set_actions(program, root)
         program.exactly(1, _WRITE, control, program.put(_READY), 1)
         program.add(CLOSE_RANGE, 0, control - 1)
         program.add(CLOSE_RANGE, control + 1, 0xFFFFFFFF)
@@ -231,6 +226,16 @@ class Template:
             kernels_own(self.tree.root.mappings),
             (self.base, self.base + SPAN),
         )
+
+
+def set_actions(program: steps.Steps, source: Source) -> None:
+    """Take the signal handlers and the umask of a source: what its children inherit."""
+    default = program.put(bytes(32))
+    for number in range(1, 65):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            action = source.actions.get(number)
+            program.add(_SIGACTION, number, program.put(action) if action else default, 0, 8)
+    program.add(_UMASK, source.umask)
 
 
 def move_kernels_own(
