@@ -7,6 +7,7 @@ import os
 import tempfile
 
 from ...errors import RingfenceError
+from ...model.net.rules import Credential, NetworkRule
 from ...sandbox.sync import Sandbox
 from ..lab import first_line, make, run, start
 from ..probes.kit import Outcome, escaped, held, inconclusive
@@ -85,9 +86,10 @@ def _holder(directory: str, token: bytes) -> str:
 def snapshot_secret(lab: Lab) -> Outcome:
     """A secret given to a sandbox must not be in its snapshot."""
     token = lab.canaries.token[4:24]
-    secrets = {"KEY": token} if lab.protected else {}
+    rule = NetworkRule("api.example.com", credential=Credential("KEY"))
+    secret = {"secrets": {"KEY": token}, "network": [rule]} if lab.protected else {}
     with _snapshots(lab) as (backend, directory):
-        with make(backend, secrets=secrets) as sandbox:
+        with make(backend, **secret) as sandbox:
             if not lab.protected:
                 sandbox.files.write("key", token)
             sandbox.snapshot()
