@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 from ..api.service import Service
-from ..errors import LifecycleError, NotFound, RingfenceError
+from ..errors import InvalidRequest, LifecycleError, NotFound, RingfenceError
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base.ids import node_of
@@ -210,6 +210,7 @@ class Gateway:
         names = [key_name(inbound.caller.client, "sandbox", key), id_name(asked.spec.id or "")]
         need = need_of(asked.spec, asked.backend)
         near = asked.snapshot_id or ""
+        self._check_unused(asked.spec.id)
         await self._place(inbound, need, names, near, asked.spec.template)
 
     async def _acquire(self, inbound: Inbound) -> None:
@@ -225,6 +226,7 @@ class Gateway:
         names = [key_name(client, "session", options.key), id_name(preferred)]
         need = need_of(spec, options.preferred_backend)
         near = options.snapshot_id or preferred
+        self._check_unused(preferred)
         await self._place(inbound, need, names, near, spec.template, client)
 
     async def _place(
@@ -240,13 +242,21 @@ class Gateway:
         node = await self._behind.templates.source(template, inbound.caller, client) or ""
         await self._behind.placer.place(Placing(inbound, need, names, near, node))
 
+    def _check_unused(self, any_id: str | None) -> None:
+        """Raise for the id of a lost sandbox that its owner can resume, as a server does for one that lives."""
+        if any_id and self._behind.nodes.saved_by(any_id) is not None:
+            raise InvalidRequest("is already used by a sandbox, live or ended", field="id")
+
     async def _attach(self, inbound: Inbound) -> None:
         try:
             asked = AttachRequest.from_json(loads(inbound.body or b""))
         except RingfenceError:
             await self._refused(inbound)
             return
-        if not asked.create_if_missing:
+        owner = self._behind.nodes.saved_by(asked.sandbox_id)
+        if inbound.caller.sees not in (None, owner):
+            self._check_unused(asked.sandbox_id)
+        if owner is not None or not asked.create_if_missing:
             await self._behind.resume(asked.sandbox_id, inbound)
             return
         spec, names = asked.create_spec or SandboxSpec(), [id_name(asked.sandbox_id)]

@@ -297,6 +297,14 @@ class Nodes:
         known = lost.sandboxes.get(sandbox_id) if lost is not None else None
         return known if known is not None and known.get("is_whole") else None
 
+    def saved_by(self, any_id: str) -> str | None:
+        """Return the owner of a lost sandbox that can be resumed under its id; None: there is none."""
+        for lost in list(self._lost.values()):  # another thread looks for lost nodes meanwhile
+            known = lost.sandboxes.get(any_id, {})
+            if known.get("is_whole"):
+                return str(known["owner"])
+        return None
+
     def is_lost(self, tag: str) -> bool:
         """Return whether the node of this name is gone for good."""
         return tag in self._lost

@@ -30,6 +30,7 @@ from ringfence.cluster.scatter import Scatter
 from ringfence.cluster.tls import client_context, identity
 from ringfence.cluster.upstream import Pool
 from ringfence.errors import (
+    InvalidRequest,
     LifecycleError,
     QuotaExceeded,
     SandboxLost,
@@ -542,6 +543,11 @@ def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
             bob = client.make_key("bob")["key"]
             with Client(gateway.tcp, key=bob) as other, pytest.raises(SandboxNotFound):
                 other._transport.json("POST", f"/v1/sandboxes/{idle.id}/resume")
+            with Client(gateway.tcp, key=bob) as other:
+                attach = {"sandbox_id": idle.id, "client_id": "bob", "create_if_missing": True}
+                for kind, form in (("sandboxes", {"id": idle.id}), ("sessions/attach", attach)):
+                    with pytest.raises(InvalidRequest, match="already used"):
+                        other._transport.json("POST", f"/v1/{kind}", body=form)
             idle.resume()  # by its own id, on another node
             assert b"kept" == idle.exec(["cat", "/tmp/kept"]).stdout
             other_one = Gateway(cluster.address, place / "beside")

@@ -93,6 +93,20 @@ def test_a_node_is_known_or_lost_at_every_moment() -> None:
         nodes.check_lost("sbx-1", "n0", "ann")
 
 
+@pytest.mark.parametrize(("kept", "owner"), [({}, None), ({"is_whole": True}, "ann")])
+def test_the_id_of_what_can_be_resumed_is_its_owners(kept: dict[str, Any], owner: Any) -> None:
+    directory = _Directory()
+    directory.values["list/n0"] = json.dumps([{**MADE, "owner": "ann", **kept}]).encode()
+    nodes = Nodes(cast("Directory", directory), lambda _: None)
+    nodes.look()
+    assert nodes.saved_by(MADE["id"]) is None, "its node lives"
+    directory.living = {}
+    nodes.look()
+
+    assert owner == nodes.saved_by(MADE["id"])
+    assert nodes.saved_by("sbx-of-nobody") is None
+
+
 def test_a_node_without_user_namespaces_is_never_chosen() -> None:
     """No backend works there. Three of them would use up the tries of a create that others could serve."""
     directory = _Directory()
