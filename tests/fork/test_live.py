@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfence import Sandbox
-from ringfence.backends.native.live_copies import NativeTemplate
+from ringfence.backends.native.live_copies import NativeTemplate, refused
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.errors import (
     ExecNotFound,
@@ -459,6 +460,28 @@ def test_a_failed_copy_leaves_no_fork(sandbox: Sandbox, monkeypatch: pytest.Monk
             sandbox.fork(2, processes="required")
     assert made == len(Sandbox.snapshots())
     assert "2" == sandbox.run_code("kept").text
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_fork_that_fails_at_its_second_copy_closes_the_first(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, *, in_place: bool
+) -> None:
+    for _ in range(2):
+        sandbox.start(["sleep", "1000"])
+    copy, made = NativeTemplate.copy, []
+
+    def once(self: NativeTemplate, *arguments: Any) -> Any:
+        if made:
+            raise refused("the kernel refused a step of it")
+        made.append(copy(self, *arguments))
+        return made[0]
+
+    with sandbox.mark(processes="required") as mark:
+        monkeypatch.setattr(NativeTemplate, "copy", once)
+        with pytest.raises(Unsupported, match="refused a step"):
+            sandbox.rewind(mark) if in_place else sandbox.fork(at=mark)
+        assert -1 == made[0]._report.fileno()
+        assert (None, None) == (made[0].run.stdout, made[0].run.stderr)
 
 
 def test_it_goes_back_in_place(sandbox: Sandbox) -> None:

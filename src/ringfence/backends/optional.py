@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import ExitStack
     from typing import ClassVar
 
@@ -188,6 +188,23 @@ class Layered:
         raise NotImplementedError
 
 
+class WaitingCopy:
+    """A copy of a process. It may wait until `go_on`; without it, `close` has to be called.
+
+    Args:
+        run: The exec that it is.
+    """
+
+    def __init__(self, run: BackendExec) -> None:
+        self.run = run
+
+    def go_on(self) -> None:
+        """Let it run."""
+
+    def close(self) -> None:
+        """Let go of what it waits for, so that it ends; no effect after `go_on`."""
+
+
 class ProcessTemplate:
     """The memory of one process, from which processes of other sandboxes are made; see `Forkable`.
 
@@ -211,8 +228,8 @@ class ProcessTemplate:
 
     def copy(
         self, sandbox: BackendSandbox, request: ExecRequest, taken: Sequence[int], label: str = ""
-    ) -> tuple[BackendExec, Callable[[], None]]:
-        """Make a copy in a sandbox in which nothing has run, and the function that lets it run.
+    ) -> WaitingCopy:
+        """Make a copy in a sandbox in which nothing has run.
 
         Args:
             request: The exec that it is there; its command is not run.

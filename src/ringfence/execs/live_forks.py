@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..backends.optional import ProcessTemplate
+    from ..backends.optional import ProcessTemplate, WaitingCopy
     from ..backends.protocol import BackendSandbox
     from ..model.spec import SandboxSpec
     from ..sessions.live import Live
@@ -137,15 +137,21 @@ class LiveForks(Carry):
     def put_into(self, fork: Live) -> None:
         """Make a copy of each exec in a fork. None runs before all are locked down."""
         taken = [number for _, template in self._held for number in template.ids]
-        waiting: list[Callable[[], None]] = []
+        waiting: list[WaitingCopy] = []
+        try:
+            self._put_into(fork, taken, waiting)
+        finally:
+            for copy in waiting:
+                copy.close()
+
+    def _put_into(self, fork: Live, taken: list[int], waiting: list[WaitingCopy]) -> None:
         made: list[Run] = []
         for view, template in self._held:
             request = ExecRequest(view.argv, stream_stdin=view.stream_stdin)
 
             def begin(label: str, template: Any = template, request: Any = request) -> Any:
-                begun, go_on = template.copy(fork.inner, request, taken, label)
-                waiting.append(go_on)
-                return begun
+                waiting.append(template.copy(fork.inner, request, taken, label))
+                return waiting[-1].run
 
             own = ExecView(
                 id=derived_id(view.id, fork.sandbox_id),
@@ -160,8 +166,8 @@ class LiveForks(Carry):
                 kept_bytes=view.kept_bytes,
             )
             made.append(self._execs.go_on(fork, own, request, begin))
-        for go_on in waiting:
-            go_on()
+        for copy in waiting:
+            copy.go_on()
         for run in made:
             if language_of(run.view().argv):
                 run.append(memoryview(request_to("copied")))

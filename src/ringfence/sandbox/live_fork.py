@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from ..backends.optional import Continuable, Forkable
@@ -14,11 +15,10 @@ from .pump import Pump
 _KEPT_BYTES = 1 << 16  # of output, beside what cells have
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ..backends.optional import ProcessTemplate
-    from ..backends.protocol import BackendExec
+    from ..backends.optional import ProcessTemplate, WaitingCopy
     from ..contexts import Context
     from ..model.execs.exec import ExecRequest
     from ..model.limits import Limits
@@ -164,33 +164,38 @@ class LiveFork:
 
     def put_into(self, fork: Any) -> None:
         """Make a copy of each process in a fork. None runs before all are locked down."""
-        for held, start in self._copies(fork):
-            if held.context is None:
-                fork._began(start(None))
-            else:
-                copied = _answering(partial(held.context.copied, fork, start))
-                fork._its_contexts.add(copied, is_default=held.is_default)
+        with self._copies(fork) as copies:
+            for held, start in copies:
+                if held.context is None:
+                    fork._began(start(None))
+                else:
+                    copied = _answering(partial(held.context.copied, fork, start))
+                    fork._its_contexts.add(copied, is_default=held.is_default)
 
     def put_back(self, sandbox: Any) -> None:
         """Have each go on in its sandbox, which was restored, from where it was stopped."""
-        for held, start in self._copies(sandbox):
-            if held.context is None:
-                sandbox._began(start(None))
-            else:
-                _answering(partial(held.context.go_on_as, start))
+        with self._copies(sandbox) as copies:
+            for held, start in copies:
+                if held.context is None:
+                    sandbox._began(start(None))
+                else:
+                    _answering(partial(held.context.go_on_as, start))
 
-    def _copies(self, sandbox: Any) -> list[tuple[_Held, Callable[..., Process]]]:
-        """Make copies that wait: of what, and what lets it run."""
+    @contextmanager
+    def _copies(self, sandbox: Any) -> Iterator[list[tuple[_Held, Callable[..., Process]]]]:
+        """Make copies that wait: of what, and what lets it run. At the end those that still wait end."""
         taken = [number for held in self._held for number in held.template.ids]
-        found: list[tuple[_Held, Callable[..., Process]]] = []
-        for held in self._held:
-            most = None if held.context is None else _KEPT_BYTES
-            request = make_request(
-                [held.command], stream_stdin=held.has_stdin, max_output_bytes=most
-            )
-            run, go_on = held.template.copy(sandbox._inner, request, taken)
-            found.append((held, partial(_start, run, go_on, request, sandbox.spec.limits)))
-        return found
+        with ExitStack() as stack:
+            found: list[tuple[_Held, Callable[..., Process]]] = []
+            for held in self._held:
+                most = None if held.context is None else _KEPT_BYTES
+                request = make_request(
+                    [held.command], stream_stdin=held.has_stdin, max_output_bytes=most
+                )
+                copy = _Copy(held.template.copy(sandbox._inner, request, taken), request)
+                stack.callback(copy.close)
+                found.append((held, partial(copy.start, sandbox.spec.limits)))
+            yield found
 
     def close(self) -> None:
         """Let go of all that is kept; copies live on, and what stands still goes on. Idempotent."""
@@ -213,15 +218,24 @@ def _background(inner: Forkable, *, is_required: bool) -> dict[str, str]:
     return found
 
 
-def _start(
-    run: BackendExec,
-    go_on: Callable[[], None],
-    request: ExecRequest,
-    limits: Limits,
-    feed: Callable[[bytes], None] | None,
-) -> Process:
-    go_on()
-    return Process(Pump(run, request, limits, feed, None), stdin_open=request.stream_stdin)
+class _Copy:
+    """A copy that belongs to no `Process` before `start`."""
+
+    def __init__(self, copy: WaitingCopy, request: ExecRequest) -> None:
+        self._copy, self._request, self._is_started = copy, request, False
+
+    def start(self, limits: Limits, feed: Callable[[bytes], None] | None) -> Process:
+        """Let it run."""
+        self._copy.go_on()
+        pump = Pump(self._copy.run, self._request, limits, feed, None)
+        self._is_started = True
+        return Process(pump, stdin_open=self._request.stream_stdin)
+
+    def close(self) -> None:
+        """End it, unless it was started."""
+        if not self._is_started:
+            self._copy.close()
+            self._copy.run.close()
 
 
 def _answering(begin: Callable[[], object]) -> Any:

@@ -8,19 +8,18 @@ import os
 import signal
 import time
 from _thread import allocate_lock
-from functools import partial
 
 from ...errors import IsolationError, SandboxLost, Unsupported
 from ...launcher import wire
 from ...launcher.live import steps
 from ...launcher.pid1.processes import TAG_BASE
 from ..local.answers import Refused, answer
-from ..optional import ProcessTemplate
+from ..optional import ProcessTemplate, WaitingCopy
 from .inner import namespace_fds_of, replay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from ...model.execs.exec import ExecRequest
@@ -90,7 +89,7 @@ class NativeTemplate(ProcessTemplate):
 
     def copy(
         self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
-    ) -> tuple[BackendExec, Callable[[], None]]:
+    ) -> WaitingCopy:
         reports: list[wire.Socket] = []
 
         def tell(number: int, reply: wire.Socket, streams: list[int]) -> None:
@@ -123,7 +122,7 @@ class NativeTemplate(ProcessTemplate):
                 report.close()
             raise
         sandbox.mapped_files.update(self._files)
-        return run, partial(_let_run, reports[0])
+        return _NativeCopy(run, reports[0])
 
     def _begin(
         self, sandbox: NativeSandbox, argument: dict[str, Any], fds: list[int]
@@ -177,11 +176,21 @@ class NativeTemplate(ProcessTemplate):
         return marshal.loads(body)
 
 
-def _let_run(report: wire.Socket) -> None:
-    try:
-        wire.send_raw(report, b"g")
-    finally:
-        report.close()
+class _NativeCopy(WaitingCopy):
+    """A copy that reads one byte before it runs; the end of the stream ends it."""
+
+    def __init__(self, run: BackendExec, report: wire.Socket) -> None:
+        super().__init__(run)
+        self._report = report
+
+    def go_on(self) -> None:
+        try:
+            wire.send_raw(self._report, b"g")
+        finally:
+            self._report.close()
+
+    def close(self) -> None:
+        self._report.close()
 
 
 def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:

@@ -269,17 +269,18 @@ class Forks(ConformanceBase):
             copies = [template.copy(each, wanted, template.ids) for each in others]
         finally:
             template.close()
-        for copy, go_on in copies:
-            go_on()
-            assert b"7\n" == self._ask(copy)
+        for each in copies:
+            each.go_on()
+            each.close()
+            assert b"7\n" == self._ask(each.run)
         assert b"8\n" == self._ask(run)
-        copy, _ = copies[0]
+        copy = copies[0].run
         copy.close_stdin()
         wait_done(copy, self.patience_s)
         assert 0 == copy.status().exit_code
-        copies[1][0].kill()
-        wait_done(copies[1][0], self.patience_s)
-        assert "caller" == copies[1][0].status().killed_by
+        copies[1].run.kill()
+        wait_done(copies[1].run, self.patience_s)
+        assert "caller" == copies[1].run.status().killed_by
 
     def test_what_cannot_be_copied_goes_on(self, sandbox: Lab) -> None:
         forkable = declared(sandbox.sandbox, optional.Forkable)

@@ -7,7 +7,7 @@ import select
 
 from ....errors import LifecycleError, RingfenceError, Unsupported
 from ....launcher import wire
-from ...optional import ProcessTemplate
+from ...optional import ProcessTemplate, WaitingCopy
 from ..agents.guest import GuestExec
 from ..agents.streams import lend, open_channels
 from ..answers import answer
@@ -15,11 +15,10 @@ from . import saving
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from ....model.execs.exec import ExecRequest
-    from ...protocol import BackendExec
     from .jailed import JailedSandbox
 
 _JOIN_S = 60.0
@@ -142,7 +141,7 @@ class WholeTemplate(ProcessTemplate):
 
     def copy(
         self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
-    ) -> tuple[BackendExec, Callable[[], None]]:
+    ) -> WaitingCopy:
         del taken, label
         command, cwd, *_ = self.run.facts
         ours, theirs, inner, outer = open_channels(request)
@@ -169,14 +168,10 @@ class WholeTemplate(ProcessTemplate):
             cwd,
         )
         sandbox.attend(run)
-        return run, _nothing
+        return WaitingCopy(run)  # it runs already
 
     def close(self) -> None:
         self.release()
-
-
-def _nothing() -> None:
-    """It runs already."""
 
 
 def refused(sandbox: JailedSandbox, reason: str) -> Unsupported:
