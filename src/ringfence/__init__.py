@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from .model.execution.execution import ExecutionResult as ExecutionResult
     from .model.execution.execution import ExecutionStatus as ExecutionStatus
     from .model.files import FileInfo as FileInfo
+    from .model.fork import CopiedProcess as CopiedProcess
     from .model.fork import ForkReport as ForkReport
     from .model.fork import MergeConflict as MergeConflict
     from .model.fork import Merged as Merged

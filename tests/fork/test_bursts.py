@@ -72,6 +72,89 @@ def test_each_rewind_and_each_fork_of_a_mark_draws_others() -> None:
             _differ(rows)
 
 
+_PROGRAM = """
+import mmap, os, random, ssl, sys
+page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+page.madvise(18)  # MADV_WIPEONFORK
+page[0] = 1
+def draw():
+    if not page[0] and sys.argv[1:] == ["watches"]:
+        page[0] = 1
+        random.seed()
+        ssl.RAND_add(os.urandom(64), 64.0)
+    return ssl.RAND_bytes(8).hex(), random.random()
+for line in sys.stdin:
+    print(draw(), flush=True)
+"""
+
+
+def _ask(process: Any) -> tuple[Any, ...]:
+    process.stdin.write(b"\n")
+    row: tuple[Any, ...] = ast.literal_eval(next(iter(process.stdout)).decode())
+    return row
+
+
+def test_a_program_notices_by_wiped_memory_that_it_is_a_copy() -> None:
+    """In forks of forks too, whose memory has to be marked again, after a rewind, and in a child."""
+    script = 'python3 -c "$0" watches; true'
+    with Sandbox.create() as sandbox, ExitStack() as stack:
+        program = sandbox.start(["sh", "-c", script, _PROGRAM], stream_stdin=True)
+        rows = [_ask(program)]
+        with sandbox.mark(processes="required") as mark:
+            rows.append(_ask(program))
+            for _ in range(2):
+                sandbox.rewind(mark)
+                rows.append(_ask(sandbox.process(program.id)))
+        last = sandbox
+        for _ in range(3):
+            forks = [stack.enter_context(each) for each in last.fork(2, processes="required")]
+            rows += [_ask(each.process(program.id)) for each in forks]
+            last = forks[1]
+    assert [10] * 2 == [len(set(column)) for column in zip(*rows, strict=True)]
+
+
+def test_a_report_says_which_processes_draw_alike() -> None:
+    with Sandbox.create() as sandbox, ExitStack() as stack:
+        context = sandbox.context()
+        context.run("import os, subprocess; child = subprocess.Popen(['sleep', '1000'])")
+        bash = sandbox.context("bash")
+        bash.run("x=1")
+        program = sandbox.start(["python3", "-c", _PROGRAM], stream_stdin=True)
+        _ask(program)
+        forks = [stack.enter_context(each) for each in sandbox.fork(2, processes="required")]
+        assert forks[0].fork_report is not None
+        copies = forks[0].fork_report.copies
+        found = [(each.exec_id, each.command, each.is_reseeded) for each in copies]
+        assert [
+            (context.id, "python3", True),
+            (context.id, "sleep", False),
+            (bash.id, "python3", True),
+            (bash.id, "bash", True),
+            (program.id, "python3", False),
+        ] == found
+        assert "" == copies[0].reason == copies[3].reason
+        assert "only interpreters of contexts" in copies[1].reason
+        assert "MADV_WIPEONFORK" in copies[4].reason
+        pids = [int(context.run(each).text or "") for each in ("os.getpid()", "child.pid")]
+        assert pids == [each.pid for each in copies[:2]]
+        # What it says is so: nobody told this program.
+        rows = [_ask(each.process(program.id)) for each in forks]
+        assert rows[0] == rows[1]
+
+
+def test_a_report_over_http_says_which_processes_draw_alike(daemon: Daemon) -> None:
+    with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
+        context = sandbox.context()
+        context.run("x = 1")
+        sandbox.start(["sleep", "1000"])
+        (fork,) = sandbox.fork(processes="required")
+        with fork:
+            report = fork.fork_report
+            assert report is not None
+            found = {each.exec_id: each.is_reseeded for each in report.copies}
+            assert {report.contexts[0]: True, report.processes[0]: False} == found
+
+
 def test_forks_over_http_draw_others(daemon: Daemon) -> None:
     with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
         sandbox.run_code(_BEGIN)

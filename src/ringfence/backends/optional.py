@@ -213,10 +213,12 @@ class ProcessTemplate:
     Attributes:
         ids: Of its threads, inside.
         bytes: Memory that is kept for it, shared with its copies until these write to it.
+        processes: Pid inside and name of it and of all that descend from it; empty: not known.
     """
 
     ids: Sequence[int] = ()
     bytes: int = 0
+    processes: Sequence[tuple[int, str]] = ()
 
     def release(self) -> None:
         """Let the process go on; idempotent."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ..backends.optional import Continuable, Forkable
 from ..contexts.frames import language_of
 from ..contexts.frames import request as request_to
 from ..errors import Unsupported
+from ..fork.branches import copied_processes
 from ..model.base.ids import derived_id
 from ..model.execs.exec import ExecRequest
 from ..model.execs.exec_view import ExecView
-from ..model.fork import ForkReport
+from ..model.fork import CopiedProcess, ForkReport
 from ..sessions.forks import Carry
 from ..sessions.maker import for_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..backends.optional import ProcessTemplate, WaitingCopy
@@ -89,6 +91,11 @@ class LiveForks(Carry):
             contexts,
             processes,
             tuple(left_out),
+            tuple(
+                copy
+                for view, template in self._held
+                for copy in _copied(view.id, view.argv, template.processes)
+            ),
         )
 
     def _hold(
@@ -192,6 +199,7 @@ class LiveForks(Carry):
                 has_processes=True,
                 contexts=tuple(id for id in is_context if is_context[id]),
                 processes=tuple(id for id in is_context if not is_context[id]),
+                copies=tuple(copy for run in runs for copy in _copied(run.id, run.view().argv, ())),
             )
 
     def close(self) -> None:
@@ -202,6 +210,12 @@ class LiveForks(Carry):
                 template.close()
         finally:
             self._going_on()
+
+
+def _copied(
+    id: str, argv: Sequence[str], processes: Sequence[tuple[int, str]]
+) -> list[CopiedProcess]:
+    return copied_processes(id, os.path.basename(argv[0]), language_of(argv), processes)
 
 
 def _refused(reason: str, live: Live) -> Unsupported:

@@ -10,7 +10,14 @@ from ..errors import InvalidRequest, Unsupported
 from ..model.base import checks
 from ..model.base.helpful import helpful, knows_keywords
 from ..model.calls import parse_network
-from ..model.fork import LINEAGE, MOST_ANCESTORS, MOST_FORKS, PROCESSES, ForkReport
+from ..model.fork import (
+    LINEAGE,
+    MOST_ANCESTORS,
+    MOST_FORKS,
+    PROCESSES,
+    CopiedProcess,
+    ForkReport,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +31,14 @@ if TYPE_CHECKING:
     Judge = Callable[[Any, Any], float]
 
 _PICKS = ("first", "best")
+_TOLD = (
+    "python",
+    "bash",
+    "r",
+)  # languages whose interpreter draws others by `_reseed` of its kernel
+_INTERPRETERS = {"bash": "bash", "r": "R", "java": "java"}  # children of a kernel in Python
+_NOT_TOLD = "only interpreters of contexts are told to seed their random numbers anew"
+_WIPED = "; memory marked MADV_WIPEONFORK is zero in a copy"
 
 
 def check_arguments(n: object, processes: object) -> None:
@@ -52,6 +67,34 @@ def check(n: object, processes: object, parent: str) -> ForkReport:
             hint='processes="auto" or "none" copies the files',
         )
     return ForkReport(parent, reason=reason if processes == "auto" else "")
+
+
+def copied_processes(
+    exec_id: str, command: str, language: str, processes: Sequence[tuple[int, str]]
+) -> list[CopiedProcess]:
+    """Say of each process of an exec that is copied whether it seeds its random numbers anew.
+
+    Args:
+        language: Of the context that it is; empty: it is none.
+        processes: Pid inside and name, parents before their children; empty: the backend copies all as a whole.
+    """
+    if not processes:
+        reason = _reason(language) if language else _NOT_TOLD
+        return [CopiedProcess(exec_id, command, None, not reason, reason)]
+    inner = _INTERPRETERS.get(language, "")
+    found = []
+    for number, (pid, name) in enumerate(processes):
+        reason = _NOT_TOLD + _WIPED
+        if number == 0 and language:
+            reason = "" if inner else _reason(language)
+        elif number == 1 and inner and name == inner:
+            reason = _reason(language)
+        found.append(CopiedProcess(exec_id, name, pid, not reason, reason))
+    return found
+
+
+def _reason(language: str) -> str:
+    return "" if language in _TOLD else f"{language} cannot be told to seed its random numbers anew"
 
 
 def lineage_of(labels: Mapping[str, str]) -> tuple[str, ...]:

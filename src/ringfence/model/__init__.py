@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .execution.execution import ExecutionResult as ExecutionResult
     from .execution.execution import ExecutionStatus as ExecutionStatus
     from .files import FileInfo as FileInfo
+    from .fork import CopiedProcess as CopiedProcess
     from .fork import ForkReport as ForkReport
     from .fork import MergeConflict as MergeConflict
     from .fork import Merged as Merged
@@ -83,7 +84,7 @@ _ROOMS = {
     "files": ("FileInfo",),
     "found": ("AllReplaced", "FileChange", "FoundFiles", "FoundLine", "FoundLines", "Replaced"),
     "changes": ("Changes", "PathChange"),
-    "fork": ("ForkReport", "MergeConflict", "Merged"),
+    "fork": ("CopiedProcess", "ForkReport", "MergeConflict", "Merged"),
     "granted": ("SandboxCapabilities",),
     "base.checks": ("parse_duration", "parse_size"),
     "base.ids": ("check_id", "new_id"),

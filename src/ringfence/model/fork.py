@@ -21,6 +21,29 @@ SIDES = ("ours", "theirs")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class CopiedProcess(Model):
+    """A process that goes on in a fork, and whether it draws other random numbers there.
+
+    The kernel's random numbers differ in all copies. This is about generators in the memory of the process,
+    such as those of OpenSSL and of Python's `random`.
+
+    Attributes:
+        exec_id: Id of its context or exec.
+        command: Name of the program.
+        pid: Inside; the same in the fork. None: not known, and it is the interpreter of the context or the
+            first process of the exec.
+        is_reseeded: True if each copy seeds them anew before it runs a cell.
+        reason: Why not; empty where it does.
+    """
+
+    exec_id: str
+    command: str
+    pid: int | None = None
+    is_reseeded: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ForkReport(Model):
     """Report of what a fork took along.
 
@@ -31,6 +54,8 @@ class ForkReport(Model):
         contexts: Ids of the contexts that go on, which are the same in the fork.
         processes: Ids of other processes that go on, which are the same in the fork.
         left_out: Execs that ran in the parent, and are not in the fork: id and command.
+        copies: Processes of what goes on. In gVisor and microVMs, and for a fork that was asked for again
+            under the same key, one for each context and exec.
     """
 
     parent: str
@@ -39,6 +64,11 @@ class ForkReport(Model):
     contexts: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    copies: tuple[CopiedProcess, ...] = ()
+
+    @classmethod
+    def _nested(cls) -> jsonform.Readers:
+        return {"copies": jsonform.each(CopiedProcess.from_json)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

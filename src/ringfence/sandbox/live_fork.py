@@ -7,6 +7,7 @@ from functools import partial
 
 from ..backends.optional import Continuable, Forkable
 from ..errors import ExecError, Unsupported
+from ..fork.branches import copied_processes
 from ..model.calls import make_request
 from ..model.fork import ForkReport
 from .process import Process
@@ -106,7 +107,17 @@ class LiveFork:
         processes = tuple(each.id for each in self._held if each.context is None)
         goes_on = self.is_whole or bool(self._held)
         reason = "; ".join(left_out.values())
-        return ForkReport(parent, goes_on, reason, contexts, processes, tuple(left_out))
+        copies = tuple(
+            copy
+            for each in self._held
+            for copy in copied_processes(
+                each.id,
+                each.command,
+                each.context.language if each.context else "",
+                each.template.processes,
+            )
+        )
+        return ForkReport(parent, goes_on, reason, contexts, processes, tuple(left_out), copies)
 
     def _hold_all(self, inner: Forkable | Continuable, *, is_required: bool) -> dict[str, str]:
         """Stop every exec that can be copied; why others cannot."""

@@ -73,7 +73,7 @@ class NativeTemplate(ProcessTemplate):
         except BaseException:
             self.close()
             raise
-        self.ids, self.bytes = facts["ids"], facts["bytes"]
+        self.ids, self.bytes, self.processes = facts["ids"], facts["bytes"], facts["processes"]
         self._files: dict[tuple[int, int], bytes] = facts["files"]
 
     def release(self) -> None:

@@ -396,6 +396,11 @@ class RemoteSandbox:
                 has_processes=bool(own) or (report.has_processes and has_others),
                 contexts=tuple(own[id] for id in report.contexts if id in own),
                 processes=tuple(own[id] for id in report.processes if id in own),
+                copies=tuple(
+                    copy.altered(exec_id=own[copy.exec_id])
+                    for copy in report.copies
+                    if copy.exec_id in own
+                ),
             )
             fork._carried = [own[id] for id in defaults if id in own]
             made.append(fork)

@@ -37,6 +37,7 @@ class Mapping:
         file: Descriptor of the file that copies map as well; -1: they get the content of the memory.
         is_object: It is shared memory, which copies get another one of.
         path: Of the file that is mapped by it; empty: it has no name.
+        is_wiped: Children get it zeroed: see `Source.look_at_copy`.
     """
 
     def __init__(self, line: bytes) -> None:
@@ -54,6 +55,7 @@ class Mapping:
         self.key = self.device, self.inode
         has_name = not self.name.endswith(b" (deleted)") or self.name.startswith(b"/SYSV")
         self.is_object, self.path = self.is_shared and not has_name, b""
+        self.is_wiped = False
 
     @property
     def is_of_kernel(self) -> bool:
@@ -408,6 +410,23 @@ class Source:
             first.restore()
         self.auxv = _read(f"/proc/{self.pid}/auxv")
         self.runs = tracing.own_pages(self.child)
+
+    def look_at_copy(self) -> None:
+        """Learn which memory the kernel zeroes in children: madvise(2), MADV_WIPEONFORK, and vDSO getrandom's.
+
+        Random number generators notice by it that they were copied, so a copy has to zero it again in its own
+        children and copies. The kernel's copy has the same flags, and reading them costs the source no time.
+        """
+        wiped, start = set(), b""
+        with open(f"/proc/{self.child}/smaps", "rb") as file:
+            for line in file:
+                first = line.partition(b" ")[0]
+                if b"-" in first:
+                    start = first
+                elif first == b"VmFlags:" and b"wf" in line.split():
+                    wiped.add(_range(start)[0])
+        for mapping in self.mappings:
+            mapping.is_wiped = mapping.start in wiped
 
     def _copied(self, first: tracing.Thread) -> int:
         """A copy that the kernel makes, as a child of PID 1: none that its own parent could wait for.

@@ -37,7 +37,7 @@ CLOSE_RANGE = 436
 # include/uapi/asm-generic/mman-common.h
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _GROWS_DOWN, _NORESERVE = 1, 2, 0x10, 0x20, 0x100, 0x4000
 _MOVE = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
-_HUGE, _HUGE_BYTES, _TABLE_BYTES = 14, 4 << 20, 2 << 20
+_HUGE, _WIPE_ON_FORK, _HUGE_BYTES, _TABLE_BYTES = 14, 18, 4 << 20, 2 << 20
 _NOBODY = (1 << 64) - 1
 _CLONE_VM, _CLONE_VFORK, _WALL = 0x100, 0x4000, 0x40000000
 _RSEQ_SIGNATURE = 0x53053053
@@ -69,6 +69,8 @@ class Template:
         self.objects, size = size, size + tree.objects.size
         taken = [each for source in tree.processes for each in source.mappings]
         self.base = _hole([*_own_mappings(), *((each.start, each.end) for each in taken)], size)
+        for source in tree.processes:
+            source.look_at_copy()
         for source, (places, end) in self.places.items():
             self.places[source] = [self.base + each for each in places], self.base + end
         self.objects += self.base
@@ -314,6 +316,8 @@ def _map(
             piece = min(end - start, 1 << 30)
             program.exactly(piece, _PREAD, memory, start + place - mapping.start, piece, start)
             start += piece
+    if mapping.is_wiped:
+        program.add(_MADVISE, place, length, _WIPE_ON_FORK)
     if rights != mapping.rights:
         program.add(_MPROTECT, place, length, mapping.rights)
 

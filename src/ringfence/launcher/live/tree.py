@@ -91,7 +91,8 @@ class Tree:
         ids += [zombie.id for each in self.processes for zombie in each.zombies]
         runs = [run for each in self.processes for run in each.runs]
         size = sum(end - start for start, end in runs)
-        return {"ids": ids, "bytes": size, "files": self.files}
+        processes = [(each.id, descriptors.shown(each.threads[0].name)) for each in self.processes]
+        return {"ids": ids, "bytes": size, "files": self.files, "processes": processes}
 
     # -- finding --------------------------------------------------------------------------------
 
