@@ -36,8 +36,9 @@ MOST_CODE_BYTES = 8 << 20
 _HEADER_BYTES = 160
 _HEADER = re.compile(rb"\x1e([a-z]{1,8}) ([0-9a-f]{1,32}|-) ([0-9]{1,9}) ([!-~]{1,100})\n")
 
-# Reads the lengths of what follows: the kernel's code, its source, the source of its part. The code is
-# that of the host's interpreter; another release compiles the source, which takes as long as its own start.
+# Reads the lengths of what follows: the code of the kernel's modules, their sources, the source of its part.
+# The code is that of the host's interpreter; another release compiles the sources, which takes as long as
+# its own start.
 _BOOT = (
     "import os\nb=b''\n"
     "def more():\n"
@@ -54,8 +55,9 @@ _BOOT = (
     "if m.hex().encode()==h[0]:\n"
     " import marshal\n"
     " k=marshal.loads(b[:c])\n"
-    "else:k=compile(b[c:s],'<ringfence kernel>','exec')\n"
-    "exec(k,{'__name__':'ringfence_kernel','PART':b[s:p].decode(),'REST':b[p:]})"
+    "else:k=[compile(e,'<ringfence kernel>','exec')for e in b[c:s].split(b'\\0')]\n"
+    "n={'__name__':'ringfence_kernel','PART':b[s:p].decode(),'REST':b[p:]}\n"
+    "for e in k:exec(e,n)"
 )
 # Node can make no pipe and move no descriptor: another program gives it a pipe each for 1 and 2, with the
 # ends that read at 8 and 9, and the streams of the exec at 6 and 7. Python becomes node; a shell would
@@ -84,6 +86,7 @@ _NODE_BOOT = (
     "b=Buffer.concat([b,p.subarray(0,c)])}"
     "const REST=b.subarray(n+1);eval(b.subarray(0,n).toString())}"
 )
+_MODULES = ("kernel_wire", "kernel_values", "kernel")  # run in this order, in one namespace
 MARK = "ringfence-context"
 _DRIVERS = {"r": "driver.R", "java": "Driver.java"}
 _PARTS = {"bash": "bash", "jupyter": "jupyter", **dict.fromkeys(_DRIVERS, "driven")}
@@ -117,12 +120,16 @@ def kernel_of(language: str) -> bytes:
 
 @functools.cache
 def _compiled() -> tuple[bytes, bytes, bytes]:
-    """Return a release's mark, the kernel's code for it, and the kernel's source."""
-    spec = importlib.util.find_spec(".kernel", __package__)
-    loader: Any = spec and spec.loader
-    code = loader.get_code(f"{__package__}.kernel")  # from its cache: compiling takes 10 ms
-    source = Path(__file__).with_name("kernel.py").read_bytes()
-    return importlib.util.MAGIC_NUMBER.hex().encode(), marshal.dumps(_without_path(code)), source
+    """Return a release's mark, the code of the kernel's modules for it, and their sources."""
+    codes, sources = [], []
+    for name in _MODULES:
+        spec = importlib.util.find_spec(f".{name}", __package__)
+        loader: Any = spec and spec.loader
+        code = loader.get_code(f"{__package__}.{name}")  # from its cache: compiling takes 10 ms
+        codes.append(_without_path(code))
+        sources.append(Path(__file__).with_name(f"{name}.py").read_bytes())
+    mark = importlib.util.MAGIC_NUMBER.hex().encode()
+    return mark, marshal.dumps(codes), b"\0".join(sources)
 
 
 def _without_path(code: CodeType) -> CodeType:

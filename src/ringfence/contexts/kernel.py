@@ -12,12 +12,9 @@ import _ast as ast
 import _signal as signal
 import _thread
 import builtins
-import fcntl
 import io
 import os
-import select
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,249 +23,15 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-OUTPUT_BYTES = 8 << 20  # of one cell; the rest is counted
-PART_BYTES = 15 << 20  # of one result in one MIME type
-TEXT_CHARS = 1 << 20
-FRAME_BYTES = 1 << 16
-_BATCH_S = 0.002  # output that comes within it shares a frame
+    # Inside, the bootstrap runs both in this namespace, ahead of this module.
+    from .kernel_values import BINARY, PART, PART_BYTES, bundle_of, clipped, encode_value, error_of
+    from .kernel_wire import Wire, high
+
 _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-_F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
-_REPRS = {
-    "_repr_html_": "text/html",
-    "_repr_markdown_": "text/markdown",
-    "_repr_svg_": "image/svg+xml",
-    "_repr_png_": "image/png",
-    "_repr_jpeg_": "image/jpeg",
-    "_repr_pdf_": "application/pdf",
-    "_repr_latex_": "text/latex",
-    "_repr_json_": "application/json",
-    "_repr_javascript_": "application/javascript",
-}
-CHART = "application/vnd.ringfence.chart+json"
-PART: str = globals().get("PART", "")  # source of another module; see `frames`
-_BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
 class StdinNotAvailable(RuntimeError):  # noqa: N818  its name is what a cell's author reads
     """input() was called in a cell that was run without input."""
-
-
-class Uninterrupted:
-    """A lock. While the main thread has it, an interrupt waits: frames go out whole."""
-
-    def __init__(self) -> None:
-        self.lock, self.depth, self.main = _thread.RLock(), 0, _thread.get_ident()
-        self.is_running = self.is_pending = False
-
-    def __enter__(self) -> None:
-        if _thread.get_ident() == self.main:
-            self.depth += 1
-        self.lock.acquire()
-
-    def __exit__(self, *_exc: object) -> None:
-        self.lock.release()
-        if _thread.get_ident() == self.main:
-            self.depth -= 1
-            if self.is_pending and not self.depth:
-                self.interrupt()
-
-    def interrupt(self, *_signal: object) -> None:
-        """Handler of SIGINT: the cell, and nothing else of the main thread, is interrupted."""
-        self.is_pending = self.is_running and self.depth > 0
-        if self.is_running and not self.depth:
-            raise KeyboardInterrupt
-
-
-class Wire:
-    """Frames to the host, and the output of cells on its way there."""
-
-    def __init__(self) -> None:
-        # High numbers: cells that close or redirect low descriptors do not hit them.
-        self._out, self._whole = _high(1), Uninterrupted()
-        self.whole = self._whole
-        self.cell = ""
-        self.is_child = False
-        self.dropped = self._kept = 0
-        self._pending: list[tuple[str, bytes]] = []
-        self._pending_bytes, self._held = 0, b""
-        self._pipes: dict[int, str] = {}
-        self.ends: dict[int, int] = {}
-        for fd, kind in ((1, "out"), (2, "err")):
-            read, write = os.pipe()
-            try:
-                fcntl.fcntl(write, _F_SETPIPE_SZ, 1 << 20)
-            except OSError:
-                pass
-            self.ends[fd] = _high(write)
-            os.close(write)
-            os.set_blocking(read, False)
-            self._pipes[_high(read)] = kind
-            os.close(read)
-        self._wakes, self._wake = os.pipe()
-        self.restore()
-        os.register_at_fork(after_in_child=self._forked)
-
-    def restore(self) -> None:
-        """Give cells their standard streams back, whatever an earlier cell did to them."""
-        for fd, write in self.ends.items():
-            os.dup2(write, fd)
-        for name, kind, fd in (("stdout", "out", 1), ("stderr", "err", 2)):
-            if getattr(getattr(sys, name), "closed", True) or not hasattr(self, name):
-                text = io.TextIOWrapper(
-                    Output(self, kind, fd),  # type: ignore[type-var]
-                    "utf-8",
-                    "backslashreplace",
-                    line_buffering=True,
-                )
-                setattr(self, name, text)
-                setattr(sys, name, text)
-                setattr(sys, f"__{name}__", text)
-
-    def _forked(self) -> None:
-        """A child of a cell has no part in the protocol."""
-        self.is_child = True
-        whole = self.whole
-        whole.lock, whole.depth, whole.main = _thread.RLock(), 0, _thread.get_ident()
-        for fd in (self._out, *self._pipes):
-            os.close(fd)
-
-    def emit(self, kind: str, data: bytes) -> None:
-        """Add output of Python code, behind what subprocesses wrote before."""
-        if self.is_child:
-            _write_all(1 if kind == "out" else 2, data)
-            return
-        with self.whole:
-            self._drain()
-            is_first = not self._pending
-            self._keep(kind, data)
-        if is_first:
-            os.write(self._wake, b".")
-
-    def _keep(self, kind: str, data: bytes) -> None:
-        room = max(0, OUTPUT_BYTES - self._kept)
-        self.dropped += max(0, len(data) - room)
-        data = bytes(data[:room])
-        self._kept += len(data)
-        while data:
-            self._pending.append((kind, data[:FRAME_BYTES]))
-            self._pending_bytes += len(self._pending[-1][1])
-            data = data[FRAME_BYTES:]
-            if self._pending_bytes >= FRAME_BYTES:
-                self._flush()
-
-    def _drain(self) -> None:
-        for fd, kind in self._pipes.items():
-            for _ in range(32):  # a writer that never stops must not keep the lock
-                try:
-                    data = os.read(fd, 1 << 16)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                self._keep(kind, data)
-
-    def _flush(self) -> None:
-        if not self.cell:
-            return  # output between cells is kept for the next one
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        frames: list[bytes] = []
-        pieces: list[bytes] = []
-        kind = ""
-        for each, data in [*pending, ("", b"")]:
-            if each != kind and pieces:
-                frames.append(_frame(kind, self.cell, b"".join(pieces)))
-                pieces = []
-            kind = each
-            pieces.append(data)
-        if frames:
-            _write_all(self._out, b"".join(frames))
-
-    def pump(self) -> None:
-        """Body of a thread: pass output on while a cell runs."""
-        poll = select.poll()
-        for fd in (*self._pipes, self._wakes):
-            poll.register(fd, select.POLLIN)
-        while True:
-            poll.poll()
-            time.sleep(_BATCH_S)
-            with self.whole:
-                if _waits(self._wakes, select.POLLIN, 0):
-                    os.read(self._wakes, 1 << 16)
-                self._drain()
-                self._flush()
-
-    def begin(self, cell: str) -> None:
-        """Output belongs to this cell from here on."""
-        with self.whole:
-            self.cell = cell
-            self.whole.is_pending = False
-            self._flush()
-
-    def result(self, name: str, parts: dict[str, bytes]) -> None:
-        """Send one result or error, in parts."""
-        with self.whole:
-            self._drain()
-            self._flush()
-            frames = [_frame("part", self.cell, data, mime) for mime, data in parts.items()]
-            frames = [self._held, *frames, _frame(name, self.cell)]
-            self._held = b""
-            if name == "main":  # it goes with the end of the cell: one write, one wake-up
-                self._held = b"".join(frames)
-            else:
-                _write_all(self._out, b"".join(frames))
-
-    def ask(self, prompt: str) -> None:
-        """Ask the host for a line of input."""
-        with self.whole:
-            self._drain()
-            self._flush()
-            _write_all(self._out, _frame("input", self.cell, prompt.encode("utf-8", "replace")))
-
-    def skip(self, cell: str, count: int) -> None:
-        """End a cell that was interrupted before its turn."""
-        parts = (
-            (b"KeyboardInterrupt", "name"),
-            (b"the cell was interrupted before its turn", "value"),
-        )
-        frames = [_frame("part", cell, data, name) for data, name in parts]
-        frames += [_frame("error", cell), _frame("done", cell, b"%d 0" % count)]
-        _write_all(self._out, b"".join(frames))
-
-    def end(self, count: int) -> None:
-        """The cell is over, and all its output so far is on its way."""
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except Exception:  # noqa: BLE001  a stream that the cell put there
-                pass
-        with self.whole:
-            self._drain()
-            self._flush()
-            numbers = b"%d %d" % (count, self.dropped)
-            cell, self.cell = self.cell, ""
-            self.dropped = self._kept = 0
-            held, self._held = self._held, b""
-            _write_all(self._out, held + _frame("done", cell, numbers))
-
-
-class Output(io.RawIOBase):
-    """Standard output or error of Python code."""
-
-    def __init__(self, wire: Wire, kind: str, fd: int) -> None:
-        self._wire, self._kind, self._fd = wire, kind, fd
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def write(self, data: Any) -> int:
-        self._wire.emit(self._kind, bytes(data))
-        return len(data)
 
 
 class Input(io.TextIOBase):
@@ -329,12 +92,12 @@ class Kernel:
     """Runs cells one after the other in one namespace."""
 
     def __init__(self, rest: bytes, language: str = "python") -> None:
-        self._requests, self._rest = _high(0), rest
+        self._requests, self._rest = high(0), rest
         self._run = self._evaluate_in_bash if language == "bash" else self._cell
         self._shell: Any = None
         self._jupyter: Any = None
         self._was_interrupted = False
-        stderr = -1 if language in ("python", "bash") else _high(2)  # cells get another
+        stderr = -1 if language in ("python", "bash") else high(2)  # cells get another
         names: dict[str, Any]
         if language.startswith("jupyter:"):
             self._run = self._evaluate_in_jupyter
@@ -463,7 +226,7 @@ class Kernel:
                 whole.is_running = False
         except BaseException as exc:  # noqa: BLE001  SystemExit too: the kernel stays
             whole.is_running = False
-            error = _error(exc)
+            error = error_of(exc)
         if self.wire.is_child:
             if error is not None:
                 os.write(2, error["traceback"])
@@ -530,7 +293,7 @@ class Kernel:
 
     def _evaluate_in_jupyter(self, request: dict[str, Any]) -> None:
         def show(kind: str, data: dict[str, Any]) -> None:
-            parts = {str(mime)[:100]: _encoded(str(mime), each) for mime, each in data.items()}
+            parts = {str(mime)[:100]: encode_value(str(mime), each) for mime, each in data.items()}
             fitting = [each for each in parts.items() if len(each[1]) <= PART_BYTES]
             self.wire.result(kind, dict(fitting[:32]))
 
@@ -546,8 +309,8 @@ class Kernel:
         def show(kind: str, parts: dict[str, bytes]) -> None:
             found = {}
             for mime, data in parts.items():
-                is_text = mime not in _BINARY
-                found[mime[:100]] = _encoded(
+                is_text = mime not in BINARY
+                found[mime[:100]] = encode_value(
                     mime, data.decode("utf-8", "replace") if is_text else data
                 )
             self.wire.result(
@@ -611,7 +374,7 @@ class Kernel:
         sys.stderr.flush()
         if self.wire.is_child:  # which has no part in the protocol
             return
-        self.wire.result(name, _bundle(value))
+        self.wire.result(name, bundle_of(value))
 
     def _show_figures(self, shown: Any) -> None:
         """Show the figures of matplotlib that the cell left open, but for the one that it shows."""
@@ -631,7 +394,7 @@ class Kernel:
         for name, value in list(self.names.items()):
             if name.startswith("_") or isinstance(value, type(sys)) or len(found) >= 1000:
                 continue
-            shown = _clipped(repr(value), 200)
+            shown = clipped(repr(value), 200)
             found.append({"name": name[:200], "type": type(value).__name__[:200], "value": shown})
         self.wire.result("main", {"application/json": json.dumps(found).encode()})
 
@@ -652,108 +415,6 @@ def _parsed(code: str, name: str) -> ast.Module:
             text = lines[at].lstrip()
             indent = lines[at][: len(lines[at]) - len(text)]
             lines[at] = f"{indent}__ringfence_line__({text[0]!r}, {text[1:]!r})"
-
-
-def _bundle(value: Any) -> dict[str, bytes]:
-    parts: dict[str, Any] = {}
-    kind = type(value)
-    if hasattr(kind, "_repr_mimebundle_"):
-        made = value._repr_mimebundle_()
-        parts.update((made[0] if isinstance(made, tuple) else made) or {})
-    if kind.__module__ == "matplotlib.figure":
-        file = io.BytesIO()
-        value.savefig(file, format="png", bbox_inches="tight")
-        parts["image/png"] = file.getvalue()
-        parts[CHART] = _chart_of(value)
-    for method, mime in _REPRS.items():
-        if mime not in parts and hasattr(kind, method):
-            try:
-                made = getattr(value, method)()
-            except Exception:  # noqa: BLE001  as notebooks do: another type may work
-                continue
-            parts[mime] = made[0] if isinstance(made, tuple) else made
-    parts.setdefault("text/plain", repr(value))
-    encoded = {}
-    for mime, data in list(parts.items())[:32]:
-        if data is not None:
-            encoded[str(mime)[:100]] = _encoded(str(mime), data)
-    dropped = sum(len(data) for data in encoded.values() if len(data) > PART_BYTES)
-    encoded = {mime: data for mime, data in encoded.items() if len(data) <= PART_BYTES}
-    if dropped:
-        encoded["text/plain"] += b"\n[%d bytes of other types are too large]" % dropped
-    return encoded
-
-
-def _chart_of(figure: Any) -> Any:
-    """Describe a figure; None where that fails, as it does for kinds of plots that nobody foresaw."""
-    names: dict[str, Any] = {"__name__": "ringfence_charts"}
-    try:
-        exec(compile(PART, "<ringfence charts>", "exec"), names)
-        return names["chart_of"](figure)
-    except Exception:  # noqa: BLE001  the picture is there
-        return None
-
-
-def _encoded(mime: str, data: Any) -> bytes:
-    if isinstance(data, bytes):
-        return data
-    if mime in _BINARY:
-        import base64
-
-        return base64.b64decode(data)
-    if mime.endswith("json"):
-        import json
-
-        return json.dumps(data, default=str).encode()
-    text = data if isinstance(data, str) else str(data)
-    return (_clipped(text) if mime == "text/plain" else text).encode("utf-8", "replace")
-
-
-def _clipped(text: str, most: int = TEXT_CHARS) -> str:
-    if len(text) <= most:
-        return text
-    half, left_out = most // 2, len(text) - most
-    return f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
-
-
-def _error(exc: BaseException) -> dict[str, bytes]:
-    import traceback
-
-    if type(exc).__name__ == "CellFailed":
-        return {
-            key: _clipped(part).encode("utf-8", "replace")
-            for key, part in vars(exc)["parts"].items()
-        }
-    trace = exc.__traceback__
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
-        trace = trace.tb_next
-    try:
-        text = "".join(traceback.format_exception(type(exc), exc, trace))
-        value = str(exc)
-    except Exception as other:  # noqa: BLE001  its own __str__ fails
-        text = value = f"unprintable {type(exc).__name__}: {type(other).__name__}"
-    parts = {"name": type(exc).__name__, "value": value, "traceback": text}
-    return {key: _clipped(part).encode("utf-8", "replace") for key, part in parts.items()}
-
-
-def _frame(kind: str, cell: str, payload: bytes = b"", name: str = "") -> bytes:
-    return (
-        b"\x1e%s %s %d %s\n" % (kind.encode(), cell.encode() or b"-", len(payload), _name(name))
-        + payload
-    )
-
-
-def _name(name: str) -> bytes:
-    return b"".join(b"%c" % each if 33 <= each < 127 else b"?" for each in name.encode()) or b"-"
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(fd, left) :]
-        except BlockingIOError:
-            _waits(fd, select.POLLOUT)
 
 
 def _queue() -> Any:
@@ -783,13 +444,6 @@ def _reader() -> Callable[[str], Any]:
         return json.loads
 
 
-def _waits(fd: int, events: int, timeout_s: float | None = None) -> bool:
-    """Return whether a descriptor is ready in time. Its number may be above 1,023, where select(2) ends."""
-    poll = select.poll()
-    poll.register(fd, events)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
-
-
 def _reseed() -> None:
     """In a copy of a process: whatever draws random numbers draws others than the original."""
     loaded: dict[str, Any] = sys.modules  # an import would cost each copy pages of its own
@@ -805,15 +459,6 @@ def _reseed() -> None:
         loaded["numpy"].random.seed()
     if "torch" in loaded:
         loaded["torch"].seed()
-
-
-def _high(fd: int) -> int:
-    for least in (200, 10):
-        try:
-            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least)
-        except OSError:
-            pass  # a limit on open files below that
-    return os.dup(fd)
 
 
 if __name__ == "ringfence_kernel":
