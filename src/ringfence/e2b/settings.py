@@ -7,6 +7,7 @@ import re
 from ..errors import InvalidRequest
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
+from ..model.base.record import dataclass, field
 from ..model.mount import READ_WRITE, Mount
 from ..model.net.network import NetworkPolicy
 from ..model.spec import SandboxSpec
@@ -14,10 +15,7 @@ from ..model.spec import SandboxSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from ..model.base.record import dataclass, field
 
 USER, HOME = "user", "/home/user"
 _OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}

@@ -6,15 +6,13 @@ from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.ids import check_id
 from .base.model import Model
+from .base.record import dataclass, field
 from .client_session import SessionTimeouts
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
-else:
-    from .base.record import dataclass, field
 
 _MOST_BYTES = 2**46  # as `Limits.memory_bytes`
 _LONGEST_KEY = 255

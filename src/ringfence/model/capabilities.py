@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from .base import checks, jsonform
 from .base.model import Model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from .base.record import dataclass
+from .base.record import dataclass
 
 ENFORCED = "enforced"
 DEGRADED = "degraded"

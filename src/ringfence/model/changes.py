@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from .base import checks, jsonform
 from .base.model import Model
+from .base.record import dataclass
 from .files import KINDS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from .base.record import dataclass
 
 ADDED = "added"
 CHANGED = "changed"

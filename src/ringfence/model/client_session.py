@@ -6,11 +6,11 @@ from ..errors import InvalidRequest, LifecycleError
 from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
+from .base.record import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from enum import StrEnum
     from typing import Any, Protocol
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     SessionRef = str | HasSessionId | HasId
     """What names a session: an id, or an object that has one."""
 else:
-    from .base.record import dataclass, field
     from .base.words import StrEnum
 
 _LONGEST_S = 10 * 366 * 86_400.0

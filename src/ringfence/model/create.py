@@ -6,16 +6,14 @@ from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.ids import check_id
 from .base.model import Model
+from .base.record import dataclass, field
 from .client_session import SessionTimeouts
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any, Self
-else:
-    from .base.record import dataclass, field
 
 _NAME_MAX = 255
 

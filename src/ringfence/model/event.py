@@ -5,13 +5,11 @@ from __future__ import annotations
 from .base import checks
 from .base.checks import FrozenMap
 from .base.model import Model
+from .base.record import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
-else:
-    from .base.record import dataclass, field
 
 GAP = "gap"
 CONFIG = "config"

@@ -5,12 +5,7 @@ from __future__ import annotations
 from ..errors import FileError
 from .base import checks
 from .base.model import Model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from .base.record import dataclass
+from .base.record import dataclass
 
 FILE = "file"
 DIRECTORY = "directory"

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from .base import jsonform
 from .base.model import Model
+from .base.record import dataclass
 from .changes import PathChange
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from .base.record import dataclass
 
 LINEAGE = "ringfence.lineage"
 """Label of a fork: ids of the sandboxes that it descends from, the first one first, separated by spaces."""

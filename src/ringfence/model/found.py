@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from .base import checks, jsonform
 from .base.model import Model
+from .base.record import dataclass
 from .files import FileInfo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from dataclasses import dataclass
     from typing import Any
-else:
-    from .base.record import dataclass
 
 MOST_LINE_BYTES = 64 << 10
 """Of a line that a helper inside writes: a path and a line of text, escaped. Whoever reads a line has

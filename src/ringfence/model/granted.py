@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from .base import jsonform
 from .base.model import Model
+from .base.record import dataclass, field
 from .limits import Limits
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass, field
-else:
-    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

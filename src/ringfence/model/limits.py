@@ -5,13 +5,11 @@ from __future__ import annotations
 from .base import checks
 from .base.checks import parse_duration, parse_size
 from .base.model import Model
+from .base.record import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import Any
-else:
-    from .base.record import dataclass
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _YEAR_S = 366 * 86_400

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from .base import jsonform
 from .base.model import Model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass, field
-else:
-    from .base.record import dataclass, field
+from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from .base import checks, jsonform
 from .base.model import Model
+from .base.record import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
-    from dataclasses import dataclass
     from typing import NoReturn
 
     StrPath = str | os.PathLike[str]
-else:
-    from .base.record import dataclass
 
 READ_ONLY = "read_only"
 READ_WRITE = "read_write"

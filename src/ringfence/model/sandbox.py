@@ -5,6 +5,7 @@ from __future__ import annotations
 from .base import jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
+from .base.record import dataclass, field
 from .client_session import SessionState, SessionTimeouts, read_session_state
 from .limits import Limits
 from .net.network import NetworkPolicy
@@ -14,10 +15,7 @@ from .state import State, read_state
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

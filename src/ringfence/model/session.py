@@ -5,15 +5,13 @@ from __future__ import annotations
 from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
+from .base.record import dataclass, field
 from .state import State, read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from .base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.ids import check_id
 from .base.model import Model
+from .base.record import dataclass, field
 from .capabilities import weaker
 from .limits import Limits
 from .mount import MEMORY_DIR, Mount, check_target, with_presets
@@ -14,10 +15,7 @@ from .net.network import NetworkPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from .base.record import dataclass, field
 
 LIGHT = "light"
 STRONG = "strong"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from .base import jsonform
 from .base.model import Model
+from .base.record import dataclass
 from .state import State, read_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import Any
-else:
-    from .base.record import dataclass
 
 
 @dataclass(frozen=True, eq=False, repr=False)

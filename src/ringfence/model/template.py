@@ -5,16 +5,14 @@ from __future__ import annotations
 from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
+from .base.record import dataclass, field
 from .net.network import NetworkPolicy
 from .spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any, Self
-else:
-    from .base.record import dataclass, field
 
 MOST_STEPS = 200
 DEFAULT_TAG = "default"

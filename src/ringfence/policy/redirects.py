@@ -7,18 +7,16 @@ which decides; what it does not is refused by the kernel at once.
 from __future__ import annotations
 
 from ..model.base.model import Model
+from ..model.base.record import dataclass
 from ..model.net import hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from dataclasses import dataclass
 
     from ..model.net.network import NetworkPolicy
 
     _Ports = dict[str, set[tuple[int, int]]]  # ranges of ports by network
-else:
-    from ..model.base.record import dataclass
 
 # Where names live inside: benchmarking ranges (RFC 2544, RFC 5180), which nobody routes.
 SYNTHETIC = ("198.18.0.0/15", "2001:2::/48")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from ..model.base import checks, jsonform
 from ..model.base.model import Model
+from ..model.base.record import dataclass, field
 from ..model.client_session import SessionTimeouts
 from ..model.spec import SandboxSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from ..model.base.record import dataclass, field
 
 
 DEFAULT = "default"

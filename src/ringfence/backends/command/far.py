@@ -9,6 +9,7 @@ import shutil
 
 from ...errors import BackendUnavailable
 from ...model import capabilities as can
+from ...model.base.record import dataclass
 from ...model.capabilities import DEGRADED, BackendReport, Protection
 from ...model.spec import LIGHT, SandboxSpec
 from ..local.agents.guest_granted import status_of_agent
@@ -19,12 +20,9 @@ from ..local.reports import each_of, never, report_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import Any
 
     from .stream import StreamBackend, StreamSandbox
-else:
-    from ...model.base.record import dataclass
 
 _CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
 _ELSEWHERE = "the sandbox is on another host, which has none of this one's files"

@@ -11,14 +11,12 @@ import os
 import shutil
 
 from ...errors import BackendUnavailable
+from ...model.base.record import dataclass, field
 from ..local.mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
-else:
-    from ...model.base.record import dataclass, field
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import resource
 
+from ...model.base.record import dataclass
 from ..local.mounts import template
 from .engine import is_podman
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from dataclasses import dataclass
     from typing import Any
 
     from ..local.sizes import Sizes
-else:
-    from ...model.base.record import dataclass
 
 LABEL = "ringfence.sandbox"
 _MOST_PROCESSES = 32768  # what Podman 4.3's service has itself

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from ...errors import InvalidRequest
+from ...model.base.record import dataclass
 from ...model.spec import DEBUG, OS_HARDENED, OWN_ROOT, UNRESTRICTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
-
     from ...policy.seccomp import SeccompPolicy
-else:
-    from ...model.base.record import dataclass
 
 
 @dataclass(frozen=True, eq=False, repr=False)

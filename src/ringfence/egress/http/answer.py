@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from ...model.base.model import Model
+from ...model.base.record import dataclass
 from ..refused import Refused
 from .fields import CHUNKED, IN_VALUE, UNTIL_CLOSE, Fields, Length, parse_fields, plain_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
-
     from .head import RequestHead
-else:
-    from ...model.base.record import dataclass
 
 _VERSIONS = (b"HTTP/1.1", b"HTTP/1.0")
 _WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from ...errors import InvalidRequest
 from ...model.base.model import Model
+from ...model.base.record import dataclass
 from ...model.net import hosts
 from ..refused import Refused
 from .fields import Fields, Length, body_length, check_connection, parse_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import NoReturn
-else:
-    from ...model.base.record import dataclass
 
 END = b"\r\n\r\n"
 DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -6,14 +6,12 @@ Only what comes before encryption is read: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2
 from __future__ import annotations
 
 from ...model.base.model import Model
+from ...model.base.record import dataclass
 from ..refused import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import NoReturn
-else:
-    from ...model.base.record import dataclass
 
 MOST_BYTES = 16384  # of the message: with post-quantum key shares, some 2,000 are usual
 _MOST_RECORDS = 64

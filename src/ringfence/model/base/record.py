@@ -26,17 +26,22 @@ class Default:
         self.factory, self.repr = factory, shown
 
 
-def field(*, default_factory: Callable[[], Any], repr: bool = True) -> Any:
-    """As `dataclasses.field`, as far as the models need it."""
-    return Default(default_factory, repr)
+if TYPE_CHECKING:
+    # For type checkers the names of the standard library, whose decorator they know.
+    from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+else:
 
+    def field(*, default_factory: Callable[[], Any], repr: bool = True) -> Any:
+        """As `dataclasses.field`, as far as the models need it."""
+        return Default(default_factory, repr)
 
-def dataclass(*, frozen: bool, eq: bool, repr: bool) -> Callable[[AnyClass], AnyClass]:
-    """As `dataclasses.dataclass(frozen=True, eq=False, repr=False)`, and nothing else."""
-    assert frozen
-    assert not eq
-    assert not repr
-    return _make
+    def dataclass(*, frozen: bool, eq: bool, repr: bool) -> Callable[[AnyClass], AnyClass]:
+        """As `dataclasses.dataclass(frozen=True, eq=False, repr=False)`, and nothing else."""
+        assert frozen
+        assert not eq
+        assert not repr
+        return _make
 
 
 def _make(cls: AnyClass) -> AnyClass:

@@ -6,13 +6,11 @@ from ..base import checks, jsonform
 from ..base.checks import FrozenMap
 from ..base.helpful import helpful
 from ..base.model import Model
+from ..base.record import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
-else:
-    from ..base.record import dataclass, field
 
 KILLED_BY_TIMEOUT = "timeout"
 KILLED_BY_OOM = "oom"

@@ -5,17 +5,16 @@ from __future__ import annotations
 from ...errors import InvalidRequest
 from ..base import checks, jsonform
 from ..base.model import Model
+from ..base.record import dataclass
 from .exec import ExecResult, ExecStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from enum import StrEnum
     from typing import Any
 
     from ...errors import RingfenceError
 else:
-    from ..base.record import dataclass
     from ..base.words import StrEnum
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..base import checks, jsonform
 from ..base.checks import FrozenMap
 from ..base.model import Model
+from ..base.record import dataclass, field
 from ..capabilities import weaker
 from ..mount import Mount
 from ..net.network import NetworkPolicy
@@ -12,10 +13,7 @@ from ..net.network import NetworkPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any, Self
-else:
-    from ..base.record import dataclass, field
 
 
 _DAY_S = 86_400.0

@@ -10,15 +10,13 @@ from ..base import checks, jsonform
 from ..base.checks import FrozenMap
 from ..base.ids import check_id
 from ..base.model import Model
+from ..base.record import dataclass, field
 from ..spec import LIGHT, TIERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any, Self
-else:
-    from ..base.record import dataclass, field
 
 
 _YEAR_S = 366 * 86_400

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..base import jsonform
 from ..base.checks import FrozenMap
 from ..base.model import Model
+from ..base.record import dataclass, field
 from ..spec import LIGHT
 from .config import ExecutionConfig
 from .execution import ExecutionStatus, TierSupport
@@ -12,10 +13,7 @@ from .execution import ExecutionStatus, TierSupport
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from dataclasses import dataclass, field
     from typing import Any
-else:
-    from ..base.record import dataclass, field
 
 
 _HOST_PATHS = ("allowed_paths", "denied_paths")

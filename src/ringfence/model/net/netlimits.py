@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from ..base import checks, jsonform
 from ..base.model import Model
+from ..base.record import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import Any
-else:
-    from ..base.record import dataclass
 
 _DAY_S = 86_400.0
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from ..base.model import Model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from ..base.record import dataclass
+from ..base.record import dataclass
 
 KINDS = ("dns", "tcp", "http", "connect", "socks", "udp")
 _TEXTS = ("kind", "host", "address", "reason", "method", "path", "rule")

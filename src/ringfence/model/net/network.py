@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from ..base import checks, jsonform
 from ..base.model import Model
+from ..base.record import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass, field
     from typing import Any, Self
 
     from .netlimits import NetworkLimits as NetworkLimits
     from .rules import Credential as Credential
     from .rules import NetworkRule as NetworkRule
-else:
-    from ..base.record import dataclass, field
 
 LIMITED = "limited"
 UNRESTRICTED = "unrestricted"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from ..base import checks, jsonform
 from ..base.model import Model
+from ..base.record import dataclass
 from . import hosts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
     from typing import Any, Self
-else:
-    from ..base.record import dataclass
 
 ALLOW = "allow"
 DENY = "deny"

@@ -14,6 +14,7 @@ from ...model.base import checks
 from ...model.base.checks import FrozenMap
 from ...model.base.helpful import helpful
 from ...model.base.model import Model
+from ...model.base.record import dataclass, field
 from ...model.capabilities import weaker
 from ...model.limits import MIB, Limits
 from ...model.mount import READ_WRITE, Mount
@@ -24,13 +25,10 @@ from .shell import PersistentShell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from dataclasses import dataclass, field
 
     from ...backends.protocol import Backend
     from ...model.execs.exec import ExecResult
     from ..manager import SessionManager
-else:
-    from ...model.base.record import dataclass, field
 
 
 WORKSPACE = "/workspace"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from ....errors import FileError, InvalidRequest, Unsupported
+from ....model.base.record import dataclass
 from ....model.spec import OWN_ROOT
 from . import identity
 from .facts import host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass
-
     from ....model.spec import SandboxSpec
     from ...protocol import BackendFiles
-else:
-    from ....model.base.record import dataclass
 
 _PASSWD = "/etc/passwd"
 _MOST_BYTES = 1 << 20

@@ -9,14 +9,12 @@ import pwd
 import stat
 
 from ....linux import privileges
+from ....model.base.record import dataclass
 from . import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from dataclasses import dataclass
-else:
-    from ....model.base.record import dataclass
 
 Extent = tuple[int, int]  # the first id, and the one after the last
 
