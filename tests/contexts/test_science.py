@@ -72,6 +72,23 @@ def test_a_cell_that_fails_shows_its_figures(plots: Context) -> None:
     assert ["Own"] == [each.chart["title"] for each in failed.results]
     assert "ZeroDivisionError" == getattr(failed.error, "name", "")
     assert [] == plots.run("None").results
+    ended = plots.run("plt.plot([1, 2]); plt.title('Ended')\nraise SystemExit(1)")
+    assert ["Ended"] == [each.chart["title"] for each in ended.results]
+    assert [] == plots.run("None").results
+
+
+def test_a_plot_that_fails_has_the_units_of_its_axes(plots: Context) -> None:
+    """A test of E2B's plots ten dates against a hundred values, and reads the scales."""
+    code = "plt.plot([datetime.date(2023, 9, 1)] * 10, range(100)); plt.show()"
+    failed = plots.run(code, timeout_s=120)
+
+    assert "ValueError" == getattr(failed.error, "name", "")
+    (found,) = [each.chart for each in failed.results]
+    assert ("line", [], "datetime", "linear") == (
+        found["type"], found["elements"], found["x_scale"], found["y_scale"]
+    )  # fmt: skip
+    numbers = plots.run("plt.plot([1, 2], [3])", timeout_s=120)
+    assert [None] == [each.chart for each in numbers.results], "nothing is known of it"
 
 
 def test_dates_and_names_on_axes(plots: Context) -> None:
@@ -83,6 +100,16 @@ def test_dates_and_names_on_axes(plots: Context) -> None:
     assert ("datetime", "categorical") == (found["x_scale"], found["y_scale"])
     assert ["2023-09-01T00:00:00+00:00", "A"] == found["elements"][0]["points"][0]
     assert ["A", "B", "C"] == found["y_tick_labels"]
+    pandas = "__import__('pandas')"
+    monthly = chart(
+        plots,
+        f"{pandas}.Series([5, 6], {pandas}.date_range('2023-01-01', periods=2, freq='MS')).plot();",
+    )
+    assert ("datetime", "linear") == (monthly["x_scale"], monthly["y_scale"])
+    assert [["2023-01-01T00:00:00+00:00", 5.0], ["2023-02-01T00:00:00+00:00", 6.0]] == (
+        monthly["elements"][0]["points"]
+    )
+    assert "2023-01-01T00:00:00+00:00" == monthly["x_ticks"][0]
     gap = chart(plots, "plt.plot([1, 2], [3, float('nan')])")
     assert [[1.0, 3.0], [2.0, None]] == gap["elements"][0]["points"]
 

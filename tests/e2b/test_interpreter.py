@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from ringfence.e2b import interpreter
 from tests.e2b.conftest import Box, Client
 
+SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
 PORT = {"E2b-Sandbox-Port": "49999"}
 
 
@@ -44,6 +46,21 @@ def test_values_come_by_their_type(box: Box) -> None:
     (result,) = _of(_execute(box, code), "result")
 
     assert ("<b>", {"a": [1]}) == (result["html"], result["json"])
+
+
+@pytest.mark.skipif(not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}")
+def test_the_chart_of_a_plot_that_fails(box: Box) -> None:
+    """E2B's own test of a scale of dates plots ten dates against a hundred values."""
+    code = (
+        f"import sys; sys.path.append({str(SCIENCE)!r})\n"
+        "import datetime, matplotlib.pyplot as plt\n"
+        "plt.plot([datetime.date(2023, 9, 1)] * 10, range(100))"
+    )
+    lines = _execute(box, code)
+
+    assert "ValueError" == _of(lines, "error")[0]["name"]
+    chart = _of(lines, "result")[0]["chart"]
+    assert ("line", "datetime", "linear") == (chart["type"], chart["x_scale"], chart["y_scale"])
 
 
 @pytest.mark.parametrize("language", ["python", "bash"])

@@ -11,11 +11,15 @@ MOST_POINTS = 100_000
 
 
 def chart_of(figure: Any) -> Optional[dict[str, Any]]:  # noqa: UP045
-    """Describe a figure: `type`, `title`, `elements` and axes; None: it is empty or too large."""
+    """Describe a figure: `type`, `title`, `elements` and axes; None: it is empty or too large.
+
+    Axes without anything in them are those of a line chart, as in E2B's charts. They count as empty
+    unless they have units: those a plot that fails leaves behind.
+    """
     axes = [each for each in figure.axes if each.get_label() != "<colorbar>"]
     charts = [_chart(each) for each in axes]
     points = sum(len(each.get("points", ())) for chart in charts for each in chart["elements"])
-    if not any(map(_has_any, axes)) or points > MOST_POINTS:
+    if not any(_has_any(each) or _has_units(each) for each in axes) or points > MOST_POINTS:
         return None
     if len(charts) == 1:
         return charts[0]
@@ -28,10 +32,15 @@ def _has_any(axes: Any) -> bool:
     return any(len(getattr(axes, each)) for each in kinds)
 
 
+def _has_units(axes: Any) -> bool:
+    return any(_converter(axis) is not None for axis in (axes.xaxis, axes.yaxis))
+
+
 def _chart(axes: Any) -> dict[str, Any]:
     # What stands in axes of three dimensions are projections, not values.
     found = ((kind, find(axes)) for kind, find in _KINDS if axes.name != "3d")
-    kind, elements = next((each for each in found if each[1]), ("unknown", []))
+    other = "unknown" if _has_any(axes) else "line"
+    kind, elements = next((each for each in found if each[1]), (other, []))
     chart: dict[str, Any] = {"type": kind, "title": axes.get_title() or None, "elements": elements}
     if kind == "pie":
         return chart
@@ -50,8 +59,14 @@ def _chart(axes: Any) -> dict[str, Any]:
 def _scale(axis: Any) -> str:
     if _names(axis):
         return "categorical"
-    is_date = "Date" in type(_converter(axis)).__name__
+    is_date = "Date" in type(_converter(axis)).__name__ or _period(axis)
     return "datetime" if is_date else str(axis.get_scale())
+
+
+def _period(axis: Any) -> Any:
+    """The period that pandas counts in where it plots a series with regular dates."""
+    is_counted = "PeriodConverter" == type(_converter(axis)).__name__
+    return getattr(axis.axes, "freq", None) if is_counted else None
 
 
 def _converter(axis: Any) -> Any:
@@ -71,6 +86,9 @@ def _value(axis: Any, value: Any) -> Any:
     names = _names(axis)
     if names:
         return names.get(value, "")
+    if period := _period(axis):
+        start = sys.modules["pandas"].Period(ordinal=math.floor(value), freq=period).start_time
+        return f"{start.isoformat()}+00:00"
     if _scale(axis) == "datetime":
         return sys.modules["matplotlib.dates"].num2date(value).isoformat()
     return value

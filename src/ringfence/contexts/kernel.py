@@ -254,7 +254,7 @@ class Kernel:
             if isinstance(last, ast.Expr):
                 expression = ast.Expression(last.value)
                 value = self._evaluate(compile(expression, name, "eval", _TOP_LEVEL_AWAIT))
-        except Exception:
+        except (Exception, SystemExit):
             self._show_figures(None)  # as IPython does; the next cell would show them else
             raise
         if value is not None:
