@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import random
 import signal
 import tarfile
 from collections.abc import Callable
@@ -28,22 +29,22 @@ Work = Callable[[Catalogue], None]
 
 def stream(name: str) -> int:
     """A descriptor of a tar stream with two files."""
-    buffer = io.BytesIO()
+    buffer, content = io.BytesIO(), CONTENT.get(name, name.encode())
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path in ("common", name):
             member = tarfile.TarInfo(f"./{path}")
-            member.size = len(CONTENT[name])
-            tar.addfile(member, io.BytesIO(CONTENT[name]))
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     fd = os.memfd_create(name)
     os.write(fd, buffer.getvalue())
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
-def save(catalogue: Catalogue, name: str) -> None:
+def save(catalogue: Catalogue, name: str, lower: tuple[str, ...] = ()) -> None:
     fd = stream(name)
     try:
-        lower = ("lower",) if name == "upper" else ()
+        lower = ("lower",) if name == "upper" else lower
         catalogue.save(
             fd, name, SandboxSpec(), 1 << 20, lower=lower, session_id="s", created_at=1.0
         )
@@ -180,3 +181,60 @@ def test_each_step(how: Callable[[], None], operation: str, tmp_path: Path) -> N
             assert at > 1
             return
     pytest.fail("more steps than there can be")
+
+
+GENERATIONS = tuple(f"s{number:02}" for number in range(20))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("how", [kill, fill])
+def test_twenty_generations_removed_in_any_order(
+    how: Callable[[], None], seed: int, tmp_path: Path
+) -> None:
+    """Each removal is interrupted at another of its steps: the rest is whole, and nothing is left."""
+    dice = random.Random(seed)
+    catalogue = Catalogue(str(tmp_path / "here"), "native")
+    os.mkdir(catalogue.directory, 0o700)
+    for at, name in enumerate(GENERATIONS):
+        save(catalogue, name, GENERATIONS[:at][::-1])
+    held, above = layered.hold(catalogue, GENERATIONS[::-1], None)
+    assert held is not None
+    assert () == above
+    held.close()
+    there, most = set(GENERATIONS), 1
+    while there:
+        name, at = dice.choice(sorted(there)), dice.randint(1, most + 1)
+
+        def interrupted(name: str = name, at: int = at) -> None:
+            counted = interrupt(at, how)
+            catalogue.delete(name)
+            if counted() < at:
+                os._exit(9)
+
+        status = in_child(interrupted)
+        assert status in (-signal.SIGKILL if how is kill else 0, 0, 2, 3, 4, 9), (at, status)
+        # As many steps as a removal had so far; the more are removed at once, the more it has.
+        most = max(most, at + (status != 9))
+        catalogue.tidy()
+        listed = {each.id for each in catalogue.list()}
+        assert there - {name} <= listed <= there
+        there = listed
+        for each in there:
+            os.close(catalogue.content(each))
+        if there:
+            assert_is_whole(catalogue, dice.choice(sorted(there)))
+    assert [] == os.listdir(catalogue.directory)
+
+
+def assert_is_whole(catalogue: Catalogue, name: str) -> None:
+    """A snapshot has its files, and those of all below it."""
+    chain = GENERATIONS[: GENERATIONS.index(name) + 1][::-1]
+    held, above = layered.hold(catalogue, chain, None)
+    assert held is not None
+    assert (chain, ()) == (held.ids, above)
+    for each in chain:
+        tree = Path(layers.tree_of(catalogue.place(each)))
+        expected = {"common": each.encode(), each: each.encode()}
+        assert expected == {path.name: path.read_bytes() for path in tree.iterdir()}
+    held.close()
