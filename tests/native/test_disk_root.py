@@ -202,6 +202,16 @@ def test_what_grows_a_directory_over_its_size_is_ended_and_told(sampled: Sandbox
     assert b"fits\n" == sampled.shell("head -c 8m /dev/zero > f && sleep 2 && echo fits").stdout
 
 
+def test_shared_memory_is_in_memory_and_bounded(sampled: Sandbox) -> None:
+    """Beside a directory on disk, whose size holds what lies there in no other way."""
+    fits = "for i in 1 2 3 4; do head -c 30m /dev/zero > /dev/shm/$i || exit; done; stat -f -c %T /dev/shm"
+    assert b"tmpfs\n1777\n" == sampled.shell(f"{fits}; stat -c %a /dev/shm").stdout
+    assert FULL in sampled.shell("head -c 30m /dev/zero > /dev/shm/5").stderr.decode()
+    code = "from multiprocessing import shared_memory as s; m = s.SharedMemory(create=True, size=9)"
+    assert 0 == sampled.exec(["python3", "-c", f"{code}; m.unlink()"]).exit_code
+    assert State.RUNNING == sampled.state
+
+
 def test_many_small_files_are_counted_too(sampled: Sandbox) -> None:
     many = (
         "import os, time\nfor i in range(4000): open(str(i), 'w').write('x' * 4000)\ntime.sleep(60)"
@@ -269,6 +279,9 @@ def test_one_of_a_pool_has_its_disk_before_it_is_claimed(kind: str, place: Path)
         sandbox = warm.claim(spec)
         found = {each.name: each for each in sandbox.protections()}
         assert "on disk" in found["disk_quota"].why
+        if kind == "directory":
+            size = Lab(sandbox, 60.0).sh("stat -f -c '%b %S' /dev/shm").text.split()
+            assert 128 * MIB == int(size[0]) * int(size[1]), "half of the memory of this spec"
         sandbox.terminate()
         backend.prewarm(spec).discard()
     finally:

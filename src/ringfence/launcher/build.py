@@ -106,6 +106,14 @@ def _run_here(
     root_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     run_steps(NewRoot(root_fd, shape, trees, proc, dev), steps)
     os.close(root_fd)
+    if shape["shared_memory_bytes"]:
+        # In a /dev that the steps have made: a plain path is safe.
+        flags, options = mounts.MS_NOSUID | mounts.MS_NODEV, f"mode=1777,{_of_shared_memory(shape)}"
+        step("shared memory", mounts.mount, "ringfence", "dev/shm", "tmpfs", flags, options)
+
+
+def _of_shared_memory(shape: Shape) -> str:
+    return f"size={shape['shared_memory_bytes']},nr_inodes={shape['root_inodes']}"
 
 
 def enter_layers(layers: list[int]) -> int:
@@ -231,6 +239,11 @@ def complete_root(plan: Plan, shape: Shape, trees: list[int]) -> None:
         # Over layers "/" is the overlay; what is written there and /dev are one tmpfs.
         place = "/dev" if shape["layers"] else "/"
         step("size of the root", mounts.mount, "ringfence", place, "tmpfs", flags, size)
+    if shape["shared_memory_bytes"] and (size := _of_shared_memory(plan)) != _of_shared_memory(
+        shape
+    ):
+        flags = mounts.MS_REMOUNT | mounts.MS_NOSUID | mounts.MS_NODEV
+        step("size of /dev/shm", mounts.mount, "ringfence", "/dev/shm", "tmpfs", flags, size)
     if plan["terminals"]:
         most = plan["terminals"], mounts.MS_REMOUNT
         step("number of terminals", bound_terminals, "/dev/pts", *most)

@@ -53,6 +53,7 @@ class Shape(Ids):
     root_size_bytes: int
     root_inodes: int
     disk: Tree | None  # a file system or directory that is the root in place of a tmpfs
+    shared_memory_bytes: int  # size of a tmpfs at /dev/shm; 0: a directory of the root
     scratch: (
         str  # a host directory that exists; the root tmpfs is mounted over it in the new namespace
     )

@@ -293,7 +293,7 @@ def test_a_root_of_its_own_and_nothing_of_the_hosts(
         shape: Any = {
             "scratch": str(place / "scratch"), "forbid_user_namespaces": forbid,
             "trusted_root": apart, "root_size_bytes": 1 << 20, "root_inodes": 50, "uid": 0,
-            "gid": 0, "layers": [], "disk": None,
+            "gid": 0, "layers": [], "disk": None, "shared_memory_bytes": 0,
         }  # fmt: skip
         os.mkdir("scratch")
         names = ("max_user_namespaces", "max_inotify_instances", "max_inotify_watches")

@@ -217,6 +217,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "root_size_bytes": size.disk_bytes,
         "root_inodes": size.inodes,
         "disk": _disk(draft),
+        "shared_memory_bytes": _shared_memory_bytes(draft, size),
         "scratch": host.scratch,
         "layers": draft.base.trees if draft.base else [],
         "template": draft.base.furniture(draft.uid, python_env=spec.python_env)
@@ -259,6 +260,14 @@ def _disk(draft: Draft) -> Tree | None:
     return draft.disk.tree
 
 
+def _shared_memory_bytes(draft: Draft, size: Sizes) -> int:
+    """Return the size of /dev/shm where the root is a directory on disk, which would make it slow.
+
+    It is half of the memory, as what lies there outlives its program.
+    """
+    return size.memory_bytes // 2 if draft.disk is not None and draft.disk.path else 0
+
+
 def new_key() -> int:
     """With which PID 1, and nobody else, sets the tag of a process tree: 64 random bits, and not 0."""
     return int.from_bytes(os.urandom(8), "big") or 1
@@ -293,6 +302,7 @@ _SHAPE = (
     "root_size_bytes",
     "root_inodes",
     "disk",
+    "shared_memory_bytes",
     "scratch",
     "layers",
     "template",

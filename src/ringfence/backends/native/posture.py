@@ -176,6 +176,10 @@ class NativeReader(ProcessReader, MountReader):
         if self.sandbox.base and dev is not None:
             # Over layers /dev is a part of the writable layer, and so is what covers files of /proc.
             found = [line for line in found if line.device != dev.device]
+        if self.sandbox.disk is not None and self.sandbox.disk.path:
+            # A tmpfs of its own, below whatever else is mounted there.
+            own_memory = [line for line in found if line.target == "/dev/shm"][:1]
+            found = [line for line in found if line not in own_memory]
         return found
 
     def protected_paths(self) -> Verdict:
@@ -246,7 +250,8 @@ class NativeReader(ProcessReader, MountReader):
     def disk_quota(self) -> Verdict:
         wanted, disk = self.sandbox.sizes.disk_bytes, self.sandbox.disk
         if disk is not None and disk.path:
-            how = "sampled every half second, without removed files that are open; what writes more ends"
+            how = "sampled every half second, without removed files that are open; "
+            how += "what writes more ends, without ENOSPC"
             return degraded(f"{mib(wanted)} on disk: {how}; {disk.why}", IMAGE)
         size = self.seen.disk()[0]
         if not 0 < size <= wanted + PAGE:

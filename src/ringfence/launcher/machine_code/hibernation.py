@@ -34,6 +34,7 @@ _KNOWN = (
         "id_helpers",
         "memory_watchdog_bytes",
         "disk",
+        "shared_memory_bytes",
     ),
     *("releases_idle_pages", "programs_cgroup"),
 )

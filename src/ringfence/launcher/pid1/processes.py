@@ -250,8 +250,9 @@ def look_closer(resident: dict[int, int]) -> dict[int, int]:
     return used
 
 
-def file_bytes() -> int:
-    usage = os.statvfs("/")
+def file_bytes(path: str) -> int:
+    """Bytes of the files in the file system at a path."""
+    usage = os.statvfs(path)
     return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 

@@ -59,7 +59,9 @@ class Watchdog:
         mapped = sum(processes.resident_bytes(pid, shared=True) for pid in resident) if held else 0
         apart = processes.ipc_bytes() + max(0, sum(held.values()) - mapped)
         if not self._plan["disk"]:
-            apart += processes.file_bytes()
+            apart += processes.file_bytes("/")
+        elif self._plan["shared_memory_bytes"]:
+            apart += processes.file_bytes("/dev/shm")
         used: dict[int, int] = {}
         if sum(resident.values()) + apart > self._most:
             # That counted shared pages once for each process: 64 idle forks are not a bomb.
