@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +78,9 @@ OF_ONE_SERVER = {
     "test_what_happens_is_said_in_json_lines": "what happens to sandboxes is in the logs of the nodes",
     "test_results_and_config_survive_a_restart_and_a_file_is_read_again": "nodes have that file",
     "test_packages_of_one_owner_are_not_those_of_another": "looks into a node's state directory",
+    "test_an_admin_makes_a_template_public": "without a store for snapshots a base is on one node",
+    "test_a_build_goes_on_after_the_daemon_was_killed": "the killed process is the gateway: the build goes on",
+    "test_a_layer_made_anew_leaves_earlier_builds_what_they_have": "its nodes are not started anew",
     "test_a_slow_reader_neither_stops_the_command_nor_grows_the_daemon": "counts a node's files",
 }
 """Tests that differ by design where the server is a gateway, with the reason."""
@@ -86,6 +91,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if CLUSTER else ():
         if why := OF_ONE_SERVER.get(item.name.partition("[")[0]):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def metrics_of(client: httpx.Client) -> dict[str, float]:
+    """Metrics by name and labels; those of a cluster's nodes together."""
+    found: dict[str, float] = defaultdict(float)
+    for line in client.get("/metrics").text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[re.sub('node="[^"]*",?', "", name).replace("{}", "")] += float(value)
+    return found
 
 
 _RINGFENCE = (sys.executable, "-m", "ringfence")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from ringfence.errors import RingfenceError, error_from_json
 from ringfence.model import ClientSession, CreateRequest, SandboxSpec, SandboxView
-from tests.api.conftest import Daemon, StartDaemon
+from tests.api.conftest import Daemon, StartDaemon, metrics_of
 
 pytestmark = pytest.mark.anyone
 
@@ -303,20 +304,17 @@ def test_the_name_and_the_labels_of_a_live_sandbox_change(client: httpx.Client) 
 
 def test_events_go_on_where_they_broke_off(client: httpx.Client) -> None:
     first = _make(client)
-    with client.stream("GET", "/v1/events", params={"follow": True}) as events:
-        seen = [line for line, _ in zip(events.iter_lines(), range(3), strict=False)]
-    last = next(line[4:] for line in seen if line.startswith("id: "))
-    epoch, seq = last.rsplit("-", 1)
     client.delete(f"/v1/sandboxes/{first}")
 
-    def resume(last_id: str) -> str:
-        headers = {"last-event-id": last_id}
+    def lines(count: int, begin: str, **headers: str) -> list[str]:
         params = {"follow": True}
         with client.stream("GET", "/v1/events", params=params, headers=headers) as events:
-            return next(events.iter_lines())
+            wanted = (line for line in events.iter_lines() if line.startswith(begin))
+            return list(itertools.islice(wanted, count))
 
-    assert f"id: {epoch}-{int(seq) + 1}" == resume(last)
-    assert "event: gap" == resume("another-5")
+    last, following = (each.removeprefix("id: ") for each in lines(2, "id: "))
+    assert [f"id: {following}"] == lines(1, "id: ", **{"last-event-id": last})
+    assert ["event: gap"] == lines(1, "event: ", **{"last-event-id": "another-5"})
     kinds = [
         e["kind"] for e in client.get("/v1/events").json()["items"] if e["sandbox_id"] == first
     ]
@@ -375,7 +373,9 @@ def test_a_pool_is_changed_while_it_runs(client: httpx.Client) -> None:
         assert (False, 0) == (off["config"]["enabled"], off["warm"])
         on = client.put("/v1/pools", json={"min_warm": 3, "max_warm": 4})
         assert 3 == on.json()["config"]["min_warm"]
-        _until(lambda: 3 == client.get("/v1/pools").json()["warm"])
+        _until(
+            lambda: client.get("/v1/pools").json()["warm"] >= 3
+        )  # nodes of a cluster have as many each
         hits = client.get("/v1/stats").json()["pool_hits"]
         _make(client, env={"A": "1"}, limits={"memory_bytes": 256 << 20})
         assert hits + 1 == client.get("/v1/stats").json()["pool_hits"]
@@ -395,16 +395,16 @@ def _until(holds: Any) -> None:
 def test_what_the_server_says_of_itself(client: httpx.Client) -> None:
     sandbox_id = _make(client)
     info = client.get("/v1/info").json()
-    metrics = client.get("/metrics").text
+    metrics = metrics_of(client)
 
     assert ("local", True) == (info["client"], info["is_admin"])
     assert "native" == info["backends"][0]["backend"]
     assert client.get("/v1/health").json()["ok"]
     assert 1 == client.get("/v1/stats").json()["active_sandboxes"]
-    assert "ringfence_sandboxes 1\n" in metrics
+    assert 1 == metrics["ringfence_sandboxes"]
     route = 'route="/v1/sandboxes",method="POST",status="201"'
     assert f"ringfence_http_requests_total{{{route}}}" in metrics
-    assert sandbox_id not in metrics
+    assert not any(sandbox_id in each for each in metrics)
     assert "x-request-id" in client.get("/v1/info").headers
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.conftest import Daemon
+from tests.api.conftest import Daemon, metrics_of
 
 pytestmark = pytest.mark.anyone
 
@@ -402,18 +402,13 @@ def test_execs_are_listed_in_pages(sandbox: Sandbox) -> None:
 
 
 def test_execs_are_counted(client: httpx.Client, sandbox: Sandbox) -> None:
-    def counted() -> dict[str, float]:
-        text = client.get("/metrics").text
-        lines = (line for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in (each.rpartition(" ") for each in lines)}
-
-    before = counted()
+    before = metrics_of(client)
     running = sandbox.start("cat", stream_stdin=True)
     sandbox.wait(sandbox.start("echo 12345"))
-    between = counted()
+    between = metrics_of(client)
     sandbox.give(running, b"", eof=True)
     sandbox.wait(running)
-    after = counted()
+    after = metrics_of(client)
 
     assert before["ringfence_execs_running"] + 1 == between["ringfence_execs_running"]
     assert before["ringfence_execs_running"] == after["ringfence_execs_running"]

@@ -25,9 +25,11 @@ ROOT = Path(__file__).parents[3]
 PORTION = ["tests/client/test_sandbox.py"]
 """What CI runs: each module has a gateway and three servers of its own, which cost more than its tests."""
 NOT_OVER_HTTP = {
+    "tests/api/test_agreement.py": "about schemas in this process, with a package that is not here",
     "tests/api/test_openapi.py": "about the document of the API, which a gateway has from the same code",
     "tests/api/test_routers.py": "about routers in this process",
     "tests/api/test_workers.py": "about worker processes that one server starts",
+    "tests/client/test_surface.py": "about the client's source, with tools that are not here",
 }
 """Modules that cannot differ over a gateway, or need what is not in this environment."""
 
