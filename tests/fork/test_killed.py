@@ -76,10 +76,10 @@ def test_what_makes_copies_may_be_killed_at_any_time(sandbox: Sandbox) -> None:
         if kills_after == "copy":
             with Sandbox.create() as other:
                 wanted = make_request(argv_of("python"), stream_stdin=True)
-                _, go_on = template.copy(other._inner, wanted, template.ids)
+                copy = template.copy(other._inner, wanted, template.ids)
                 signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
                 template.close()
-                go_on()
+                copy.go_on()
             continue
         signal.pidfd_send_signal(template._pidfd, signal.SIGKILL)
         template.close()
@@ -181,6 +181,7 @@ def test_the_template_is_killed(sandbox: Sandbox, processes: str) -> None:
     sandbox.run_code("kept = 4")
     sandbox.files.write("file", "saved")
     with sandbox.mark(processes=processes) as mark:
+        mark.wait()
         for pid in helpers(sandbox):
             if set(children_of(pid)) == set():
                 os.kill(pid, signal.SIGKILL)

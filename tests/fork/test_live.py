@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -468,7 +469,7 @@ def test_a_fork_that_fails_at_its_second_copy_closes_the_first(
 ) -> None:
     for _ in range(2):
         sandbox.start(["sleep", "1000"])
-    copy, made = NativeTemplate.copy, []
+    copy, made = NativeTemplate.copy, list[Any]()
 
     def once(self: NativeTemplate, *arguments: Any) -> Any:
         if made:
@@ -505,6 +506,36 @@ def test_it_goes_back_in_place(sandbox: Sandbox) -> None:
         sandbox.rewind(mark)
     assert "1" == sandbox.run_code("x").text
     assert [] == [each for each in Sandbox.snapshots() if each.session_id == before]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_mark_copies_memory_while_the_sandbox_goes_on(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """And if that fails, a rewind ends nothing."""
+    load, templates = NativeTemplate.load, list[NativeTemplate]()
+
+    def load_later(self: NativeTemplate) -> None:
+        signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
+        templates.append(self)
+        load(self)
+
+    sandbox.run_code("x = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeTemplate, "load", load_later)
+        mark = sandbox.mark(processes="required")
+    with mark:
+        sandbox.run_code("x = 2")
+        how = signal.SIGKILL if is_lost else signal.SIGCONT
+        signal.pidfd_send_signal(templates[0]._pidfd, how)
+        if is_lost:
+            with pytest.raises(Unsupported, match="what copies it has ended"):
+                sandbox.rewind(mark)
+            with pytest.raises(Unsupported, match="what copies it has ended"):
+                sandbox.fork(at=mark)
+        else:
+            sandbox.rewind(mark)
+        assert ("2" if is_lost else "1") == sandbox.run_code("x").text
 
 
 def test_a_tree_of_marks_is_searched(sandbox: Sandbox) -> None:

@@ -225,8 +225,15 @@ class ProcessTemplate:
         raise NotImplementedError
 
     def load(self) -> None:
-        """Copy its memory. Precondition: `release`."""
+        """Begin to copy its memory; `copy` waits for that. Precondition: `release`."""
         raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until its memory is copied.
+
+        Raises:
+            Unsupported: It could not be, nor can `copy` be called then.
+        """
 
     def copy(
         self, sandbox: BackendSandbox, request: ExecRequest, taken: Sequence[int], label: str = ""

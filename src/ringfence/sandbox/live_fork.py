@@ -168,10 +168,19 @@ class LiveFork:
         before.move([held.template for held in self._held], inner)
 
     def load(self) -> None:
-        """Let it go on, and copy the memory that it had."""
+        """Let it go on, and begin to copy the memory that it had."""
         self.release()
         for held in self._held:
             held.template.load()
+
+    def wait(self) -> None:
+        """Wait until the memory is copied.
+
+        Raises:
+            Unsupported: That of one could not be.
+        """
+        for held in self._held:
+            held.template.wait()
 
     def put_into(self, fork: Any) -> None:
         """Make a copy of each process in a fork. None runs before all are locked down."""

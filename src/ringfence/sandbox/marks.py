@@ -98,6 +98,14 @@ class Mark:
         if self._is_closed:
             raise LifecycleError("this mark is closed", hint="make another one with mark()")
 
+    def wait(self) -> None:
+        """Wait until it has the memory of what ran, which is copied while the sandbox goes on.
+
+        Raises:
+            Unsupported: It could not be copied.
+        """
+        self._live.wait()
+
     def restore(self, spec: SandboxSpec) -> BackendSandbox:
         """Make a sandbox with its files.
 

@@ -609,6 +609,8 @@ class Sandbox:
     def mark(self, *, processes: str = "auto") -> Mark:
         """Keep this moment, its files and contexts, for `rewind` and `fork(at=)`; the sandbox goes on.
 
+        Memory is copied meanwhile: `rewind` and `fork` wait for that, and fail if it fails.
+
         Args:
             processes: See `fork`.
 
@@ -640,9 +642,11 @@ class Sandbox:
         Raises:
             InvalidRequest: The mark is of another sandbox.
             LifecycleError: The mark is closed.
+            Unsupported: The memory of what ran could not be copied, and nothing has happened.
             RingfenceError: It could not be restored; the sandbox has ended then, and the mark is kept.
         """
         self._check_mark(mark)
+        mark.wait()
         spec = self._as_it_is()
         self._inner.terminate()
         self._started = {}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..local.agents.execs import LocalExec
     from ..local.host.cgroups import Group, Layout
     from ..local.network import SandboxNetwork
+    from ..optional import ProcessTemplate
     from .fd_store.no_handover import NoHandover
     from .planner import Draft
     from .zygote import Zygote
@@ -82,6 +83,8 @@ class LiveSandbox(InCgroup):
         # Paths, by device and inode, of files that copied processes in it have mapped: see `live_copies`.
         self.mapped_files: dict[tuple[int, int], bytes] = {}
         self.was_paused = False  # by an earlier process, as far as it came
+        # Templates that read memory of copies in its PID namespace, which end with it.
+        self.loading: set[ProcessTemplate] = set()
 
     def begun(self, pid: int, pidfd: int, namespace_fds: list[int], sockets: list[int]) -> None:
         """It is there: its PID 1, and descriptors of its mount and PID namespace and its network."""

@@ -54,6 +54,8 @@ class NativeTemplate(ProcessTemplate):
         self._control, self._name, self._number = ours, run.id, run.number
         self._sandbox = sandbox
         self._turn = allocate_lock()
+        self._is_loading = self._is_released = False
+        self._problem: Unsupported | None = None  # why its memory could not be copied
         try:
             _body, (self._pidfd,) = sandbox.zygote.ask("enter", {"op": "live"}, [theirs.fileno()])
         except BaseException:
@@ -78,14 +80,35 @@ class NativeTemplate(ProcessTemplate):
 
     def release(self) -> None:
         """Let the process go on. It does as well where the helper has ended: ptrace(2)."""
+        if self._is_released:
+            return
         try:
             self._ask("release", None, _STOP_S)
         except Unsupported:
             pass
+        self._is_released = True
 
     def load(self) -> None:
-        """Copy its memory, which it may change meanwhile."""
-        self._ask("load", None, _LOAD_S)
+        """Begin to copy its memory, which it may change meanwhile."""
+        with self._turn:
+            self._exchange("load", None, 0.0)
+            self._is_loading = True
+            self._sandbox.loading.add(self)
+
+    def wait(self) -> None:
+        with self._turn:
+            self._finish_load()
+
+    def _finish_load(self) -> None:
+        if self._is_loading:
+            try:
+                self._exchange("", None, _LOAD_S)
+            except Unsupported as exc:
+                self._problem = exc
+            self._is_loading = False
+            self._sandbox.loading.discard(self)
+        if self._problem is not None:
+            raise self._problem
 
     def copy(
         self, sandbox: Any, request: ExecRequest, taken: Sequence[int], label: str = ""
@@ -154,22 +177,40 @@ class NativeTemplate(ProcessTemplate):
     def close(self) -> None:
         """Let go of all that is kept; copies live on. A process that stands still goes on. Idempotent."""
         self._control.close()
+        self._sandbox.loading.discard(self)
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
+            if self._is_loading:  # else it would read on, and the next fork wait for its end
+                self._kill(pidfd)
             self._sandbox.expect_end(pidfd)
 
-    def _ask(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
+    @staticmethod
+    def _kill(pidfd: int) -> None:
         try:
-            with self._turn:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended
+
+    def _ask(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
+        with self._turn:
+            self._finish_load()
+            return self._exchange(verb, argument, timeout_s, fds)
+
+    def _exchange(self, verb: str, argument: Any, timeout_s: float, fds: Sequence[int] = ()) -> Any:
+        """Send a request unless `verb` is empty, and receive an answer unless `timeout_s` is 0."""
+        try:
+            if verb:
                 wire.send(self._control, (verb, argument), list(fds))
-                body, _fds = answer(self._control, timeout_s)
+            if not timeout_s:
+                return None
+            body, _fds = answer(self._control, timeout_s)
         except Refused as exc:
             why = exc.strerror or str(exc)
             if exc.errno == errno.ENOTTY:
                 why = "the kernel is older than Linux 6.7"
             raise refused(f"{self._name} cannot be copied: {why}") from exc
         except IsolationError as exc:  # a thread waits for the kernel, and does not stop
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._kill(self._pidfd)
             raise refused(f"{self._name} cannot be copied: it does not stop") from exc
         except (OSError, SandboxLost) as exc:
             raise refused(f"{self._name} cannot be copied: what copies it has ended") from exc

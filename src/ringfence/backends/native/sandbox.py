@@ -393,6 +393,14 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
             raise refused(f"{run.id} cannot be copied: the sandbox is suspended")
         return NativeTemplate(self, run)
 
+    def _about_to_end(self) -> None:
+        """See to it that templates have the memory of what runs here: they live on."""
+        for template in tuple(self.loading):
+            try:
+                template.wait()
+            except Unsupported:
+                pass  # its copies are refused, and say why
+
     def expect_end(self, pidfd: int) -> None:
         """Take the descriptor of a helper that was let go of: what it kept inside is killed with it."""
         self.wait_for_helpers(0)

@@ -234,6 +234,7 @@ def _end(made: list[Sandbox]) -> None:
 
 def _close(made: list[Mark]) -> None:
     for each in made:
+        each.wait()  # as one that is kept: its memory is copied before the next one is made
         each.close()
 
 
