@@ -115,14 +115,3 @@ class DaemonConfig(Model):
 
     def to_json(self) -> dict[str, Any]:
         return jsonform.dump(self)
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "e2b": E2BSettings.from_json,
-            "membership": Membership.from_json,
-            "scaling": Scaling.from_json,
-            "manager": ManagerConfig.from_json,
-            "bounds": Bounds.from_json,
-            "most": Ceilings.from_json,
-        }

@@ -84,7 +84,7 @@ class E2BSettings(Model):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        return {"templates": _read_templates, "internet": NetworkPolicy.from_json}
+        return {"templates": _read_templates}
 
 
 def _read_templates(value: object) -> dict[str, SandboxSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import checks, jsonform
+from .base import checks
 from .base.checks import FrozenMap
 from .base.ids import check_id
 from .base.model import Model
@@ -99,13 +99,6 @@ class AcquireOptions(Model):
         put(self, "metadata", checks.string_map(self.metadata, "metadata"))
         checks.weigh("metadata", checks.NOTES_BYTES, self.metadata)
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "required": RequiredCapabilities.from_json,
-            "timeouts": SessionTimeouts.from_json,
-        }
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttachRequest(Model):
@@ -131,10 +124,6 @@ class AttachRequest(Model):
             checks.instance(self.create_spec, "create_spec", SandboxSpec)
             if not self.create_if_missing:
                 checks.refuse("create_spec", "needs create_if_missing=true")
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"create_spec": SandboxSpec.from_json}
 
 
 def check_client(value: object, field_name: str = "client_id") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import checks, jsonform
+from .base import checks
 from .base.model import Model
 from .base.record import dataclass
 
@@ -132,10 +132,3 @@ class BackendReport(Model):
     def can(self, name: str) -> bool:
         """Return whether the capability is available; one not reported is not."""
         return any(each.available for each in self.capabilities if each.name == name)
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "capabilities": jsonform.each(Capability.from_json),
-            "protections": jsonform.each(Protection.from_json),
-        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import checks, jsonform
+from .base import checks
 from .base.model import Model
 from .base.record import dataclass
 from .files import KINDS
@@ -53,7 +53,3 @@ class Changes(Model):
         Other files, and text files above 256 KiB, appear as a line that says that they differ.
         """
         return self.text
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"items": jsonform.each(PathChange.from_json)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidRequest, LifecycleError
+from ..errors import LifecycleError
 from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
@@ -72,13 +72,6 @@ def check_session_step(now: SessionState, then: SessionState) -> SessionState:
         hint = "resume it first" if now == SessionState.SUSPENDED else "acquire a new one"
         raise LifecycleError(f"a {now} session cannot become {then}", hint=hint)
     return then
-
-
-def read_session_state(value: object) -> SessionState:
-    """The state named by a word of JSON."""
-    if not isinstance(value, str) or value not in tuple(SessionState):
-        raise InvalidRequest(f"must be one of {', '.join(SessionState)}, not {value!r}")
-    return SessionState(value)
 
 
 def id_of(session: SessionRef, field: str = "session") -> str:
@@ -171,7 +164,3 @@ class ClientSession(Model):
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields."""
         return jsonform.dump(self, state=str(self.state))
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"state": read_session_state, "timeouts": SessionTimeouts.from_json}

@@ -79,11 +79,7 @@ class CreateRequest(Model):
             given["limits"] = {**limits, "idle_timeout_s": given.pop("idle_timeout_s")}
         beside = (*OWN, "idle_timeout_s")
         spec = jsonform.widened(SandboxSpec.from_json, given, cls.__name__, beside)
-        return cls(spec, given=tuple(given), **jsonform.take(cls, own, cls._nested()))
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"timeouts": SessionTimeouts.from_json}
+        return cls(spec, given=tuple(given), **jsonform.take(cls, own))
 
 
 OWN = ("name", "backend", "use_pool", "snapshot_id", "timeouts", "metadata")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .base import jsonform
 from .base.model import Model
 from .base.record import dataclass
 from .changes import PathChange
@@ -99,10 +98,3 @@ class Merged(Model):
     is_applied: bool = False
     changes: tuple[PathChange, ...] = ()
     conflicts: tuple[MergeConflict, ...] = ()
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "changes": jsonform.each(PathChange.from_json),
-            "conflicts": jsonform.each(MergeConflict.from_json),
-        }

@@ -44,10 +44,6 @@ class FoundFiles(Model):
     def __len__(self) -> int:
         return len(self.items)
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"items": jsonform.each(FileInfo.from_json)}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FoundLine(Model):
@@ -77,10 +73,6 @@ class FoundLines(Model):
     truncated: bool
     too_deep: bool = False
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"items": jsonform.each(FoundLine.from_json)}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replaced(Model):
@@ -101,10 +93,6 @@ class AllReplaced(Model):
 
     items: tuple[Replaced, ...]
     truncated: bool
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"items": jsonform.each(Replaced.from_json)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .base import jsonform
 from .base.model import Model
 from .base.record import dataclass, field
 from .limits import Limits
@@ -39,7 +38,3 @@ class SandboxCapabilities(Model):
     is_persistent: bool = False
     created_at: float | None = None
     time_remaining_ms: int | None = None
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"limits": Limits.from_json}

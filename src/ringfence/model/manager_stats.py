@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .base import jsonform
 from .base.model import Model
 from .base.record import dataclass, field
 
@@ -58,10 +57,6 @@ class ManagerStats(Model):
     waiting: int = 0
     max_sandboxes: int = 0
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"creation": Percentiles.from_json, "pool_claim": Percentiles.from_json}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Check(Model):
@@ -82,7 +77,3 @@ class Health(Model):
 
     ok: bool
     checks: tuple[Check, ...] = ()
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"checks": jsonform.each(Check.from_json)}

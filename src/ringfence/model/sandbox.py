@@ -6,11 +6,11 @@ from .base import jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
 from .base.record import dataclass, field
-from .client_session import SessionState, SessionTimeouts, read_session_state
+from .client_session import SessionState, SessionTimeouts
 from .limits import Limits
 from .net.network import NetworkPolicy
 from .session import ResolvedMount
-from .state import State, read_state
+from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,14 +71,3 @@ class SandboxView(Model):
             session_state=str(self.session_state),
             mounts=[mount.to_json(admin=admin) for mount in self.mounts],
         )
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "state": read_state,
-            "session_state": read_session_state,
-            "limits": Limits.from_json,
-            "network": NetworkPolicy.from_json,
-            "mounts": jsonform.each(ResolvedMount.from_json),
-            "timeouts": SessionTimeouts.from_json,
-        }

@@ -6,7 +6,7 @@ from .base import checks, jsonform
 from .base.checks import FrozenMap
 from .base.model import Model
 from .base.record import dataclass, field
-from .state import State, read_state
+from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,10 +57,6 @@ class Session(Model):
         """The JSON object; host paths are shown only to an admin."""
         mounts = [mount.to_json(admin=admin) for mount in self.mounts]
         return jsonform.dump(self, state=str(self.state), mounts=mounts)
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"state": read_state, "mounts": jsonform.each(ResolvedMount.from_json)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -171,11 +171,3 @@ class SandboxSpec(Model):
         if not with_secrets:
             del form["secrets"]
         return form
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "network": NetworkPolicy.from_json,
-            "limits": Limits.from_json,
-            "mounts": jsonform.each(Mount.from_json),
-        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidRequest, LifecycleError
+from ..errors import LifecycleError
 from .base.helpful import knows_keywords
 
 TYPE_CHECKING = False
@@ -44,10 +44,3 @@ def check_transition(now: State, then: State) -> State:
     if then not in NEXT[now]:
         raise LifecycleError(f"a {now} sandbox cannot become {then}")
     return then
-
-
-def read_state(value: object) -> State:
-    """The state named by a word of JSON."""
-    if not isinstance(value, str) or value not in tuple(State):
-        raise InvalidRequest(f"must be one of {', '.join(State)}, not {value!r}")
-    return State(value)

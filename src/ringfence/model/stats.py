@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import jsonform
 from .base.model import Model
 from .base.record import dataclass
-from .state import State, read_state
+from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,3 @@ class SandboxStats(Model):
     def to_json(self) -> dict[str, Any]:
         """The JSON object of all fields."""
         return {**jsonform.dump(self), "state": str(self.state)}
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"state": read_state}

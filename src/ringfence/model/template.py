@@ -122,11 +122,7 @@ class TemplateStep(Model):
         given = jsonform.json_object(data, cls.__name__)
         if isinstance(given.get("run"), str):
             given["run"] = ["sh", "-c", given["run"]]
-        return cls(**jsonform.take(cls, given, cls._nested()))
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"network": NetworkPolicy.from_json}
+        return cls(**jsonform.take(cls, given))
 
 
 def check_digest(value: object, field: str) -> str:
@@ -193,10 +189,6 @@ class TemplateRequest(Model):
     def variables(self) -> dict[str, str]:
         """Variables of the `env` steps."""
         return {name: value for each in self.steps for name, value in each.env.items()}
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"steps": jsonform.each(TemplateStep.from_json), "base": SandboxSpec.from_json}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -148,11 +148,3 @@ class ManagerConfig(Model):
         checks.integer(self.max_waiting, "max_waiting", 0, _MOST)
         checks.number(self.wait_s, "wait_s", 0.0, _DAY_S)
         checks.number(self.keep_ended_s, "keep_ended_s", 0.0, 366 * _DAY_S)
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "timeouts": SessionTimeouts.from_json,
-            "pool": PoolConfig.from_json,
-            "templates": TemplateBounds.from_json,
-        }

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import pickle
+import pkgutil
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.model import strategies as some
 
+import ringfence.model
 from ringfence.errors import BadJson, InvalidRequest
 from ringfence.model import (
     ExecRequest,
@@ -23,7 +28,8 @@ from ringfence.model import (
     Session,
 )
 from ringfence.model.base.checks import FrozenMap
-from ringfence.model.base.jsonform import loads
+from ringfence.model.base.jsonform import loads, readers_of
+from ringfence.model.base.model import Model
 
 pytestmark = pytest.mark.anyone
 
@@ -237,3 +243,31 @@ def test_a_user_may_be_a_number(read: Any) -> None:
     for wrong in (-1, 2**32 - 1, True, 1.5):
         with pytest.raises(InvalidRequest):
             read({"user": wrong})
+
+
+def _kinds_of(cls: type[Any]) -> Iterator[type[Any]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _kinds_of(each)
+
+
+def test_every_field_that_is_a_model_or_a_word_is_read_as_one() -> None:
+    """A reader is found by the name in an annotation, which its module must import when it runs."""
+    for each in pkgutil.walk_packages(ringfence.model.__path__, "ringfence.model."):
+        importlib.import_module(each.name)
+    for name in ("api.access.ceilings", "daemon.config", "sessions.config"):
+        importlib.import_module(f"ringfence.{name}")
+    kinds = [each for each in _kinds_of(Model) if hasattr(each, "__match_args__")]
+    known = {each.__name__ for each in kinds} | {
+        "ExecState",
+        "ExecutionStatus",
+        "SessionState",
+        "State",
+    }
+    checked = 0
+    for kind in kinds:
+        for name, field in kind.__dataclass_fields__.items():
+            if known.intersection(re.findall(r"\w+", field.type)) and "bool |" not in field.type:
+                checked += 1
+                assert name in readers_of(kind), f"{kind.__name__}.{name}: {field.type} is not read"
+    assert checked > 40

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ringfence.errors import InvalidRequest, LifecycleError
 from ringfence.model import NEXT, State, check_transition
-from ringfence.model.state import read_state
+from ringfence.model.base import jsonform
 
 pytestmark = pytest.mark.anyone
 
@@ -47,11 +47,11 @@ def test_verbs_are_idempotent(state: State) -> None:
 
 
 def test_words_of_json() -> None:
-    assert State.RUNNING == read_state("running")
+    assert State.RUNNING == jsonform.word(State, "running")
     words: list[object] = ["Running", "", 7, None, []]
     for word in words:
         with pytest.raises(InvalidRequest):
-            read_state(word)
+            jsonform.word(State, word)
 
 
 class Walk(RuleBasedStateMachine):

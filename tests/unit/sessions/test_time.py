@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import InvalidRequest, LifecycleError
+from ringfence.model.base import jsonform
 from ringfence.model.client_session import (
     SESSION_NEXT,
     SessionState,
     SessionTimeouts,
     check_session_step,
-    read_session_state,
 )
 from ringfence.sessions.activity import Activity
 from ringfence.sessions.expiry import next_look_s, verdict
@@ -45,7 +45,7 @@ def test_every_state_is_in_the_table_and_ends() -> None:
         assert SessionState.TERMINATED in SESSION_NEXT[state]
         assert state in SESSION_NEXT[state]
         with pytest.raises(InvalidRequest):
-            read_session_state(f"{state}s")
+            jsonform.word(SessionState, f"{state}s")
 
 
 def test_the_defaults_are_the_contract() -> None:

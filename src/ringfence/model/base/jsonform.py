@@ -5,6 +5,8 @@ Unknown keys are refused by name: a misspelt limit must never mean "no limit".
 
 from __future__ import annotations
 
+import sys
+
 from ...errors import BadJson, InvalidRequest
 from . import checks
 from .checks import FrozenMap
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    Readers = Mapping[str, Callable[[Any], Any]]  # how to read the fields that are models, by name
+    Readers = Mapping[str, Callable[[Any], Any]]  # how to read fields, by name
 
 _LARGEST = 2**63 - 1
 _AS_IT_IS = frozenset({str, int, float, bool, type(None)})
@@ -45,7 +47,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
+def take(cls: type[Any], data: object) -> dict[str, Any]:
     """The constructor arguments of dataclass `cls` found in the JSON object `data`.
 
     Raises:
@@ -59,8 +61,9 @@ def take(cls: type[Any], data: object, nested: Readers) -> dict[str, Any]:
     for key in _required(cls):
         if key not in given:
             checks.refuse(key, f"missing from {cls.__name__}", f"add {key!r} to the object")
+    readers = readers_of(cls)
     return {
-        key: _read(value, key, known[key].type, nested.get(key)) for key, value in given.items()
+        key: _read(value, key, known[key].type, readers.get(key)) for key, value in given.items()
     }
 
 
@@ -185,7 +188,43 @@ def _decode_base64(value: object, field: str) -> bytes:
         raise InvalidRequest(f"is not base64: {exc}", field=field) from exc
 
 
+def word(kind: Any, value: object) -> Any:
+    """The member of an enumeration that a word of JSON names."""
+    if not isinstance(value, str) or value not in tuple(kind):
+        raise InvalidRequest(f"must be one of {', '.join(kind)}, not {value!r}")
+    return kind(value)
+
+
+_READERS: dict[type[Any], Readers] = {}
 _REQUIRED: dict[type[Any], tuple[str, ...]] = {}
+
+
+def readers_of(cls: type[Any]) -> Readers:
+    """How to read the fields of a class that are models or words; looked up once for each class.
+
+    A field's annotation is a name in the class's module, or a tuple of such. What it does not tell
+    is in `_nested`.
+    """
+    found = _READERS.get(cls)
+    if found is None:
+        names = vars(sys.modules[cls.__module__])
+        kinds = {name: spec.type for name, spec in cls.__dataclass_fields__.items()}
+        told = {name: _reader_of(names, kind) for name, kind in kinds.items()}
+        found = _READERS[cls] = {
+            **{name: read for name, read in told.items() if read is not None},
+            **cls._nested(),
+        }
+    return found
+
+
+def _reader_of(names: Mapping[str, Any], kind: str) -> Callable[[Any], Any] | None:
+    kind = kind.removesuffix(" | None")
+    one = kind.removeprefix("tuple[").removesuffix(", ...]")
+    named = names.get(one)
+    if hasattr(named, "__members__"):
+        return lambda value: word(named, value)
+    read = getattr(named, "from_json", None)
+    return read if read is None or one == kind else each(read)
 
 
 def _required(cls: type[Any]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class Model:
             data = jsonform.json_object(data, cls.__name__)
             for name in cls._in_bytes:
                 jsonform.bytes_from_json(data, name)
-        return cls(**jsonform.take(cls, data, cls._nested()))
+        return cls(**jsonform.take(cls, data))
 
     @classmethod
     def taken(cls, value: object, field: str) -> Self:
@@ -94,5 +94,5 @@ class Model:
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        """How to read the fields that are models themselves, by name."""
+        """How to read the fields whose annotation does not tell it, by name."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base import checks, jsonform
+from ..base import checks
 from ..base.checks import FrozenMap
 from ..base.helpful import helpful
 from ..base.model import Model
@@ -130,10 +130,6 @@ class ExecStatus(Model):
         """Success: exit code 0 and not timed out."""
         return self.exit_code == 0 and not self.timed_out
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"resource_usage": ResourceUsage.from_json}
-
 
 @helpful
 @dataclass(frozen=True, eq=False, repr=False)
@@ -185,10 +181,6 @@ class ExecResult(Model):
     def text(self) -> str:
         """Short for `stdout_text`."""
         return self.stdout_text
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"resource_usage": ResourceUsage.from_json}
 
 
 def _check_argv(value: object) -> tuple[str, ...]:

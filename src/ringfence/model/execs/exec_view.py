@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidRequest
 from ..base import checks, jsonform
 from ..base.model import Model
 from ..base.record import dataclass
@@ -29,13 +28,6 @@ class ExecState(StrEnum):
     ENDED = "ended"
     FAILED = "failed"
     LOST = "lost"
-
-
-def read_exec_state(value: object) -> ExecState:
-    """The state named by a word of JSON."""
-    if not isinstance(value, str) or value not in tuple(ExecState):
-        raise InvalidRequest(f"must be one of {', '.join(ExecState)}, not {value!r}")
-    return ExecState(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,13 +105,7 @@ class ExecView(Model):
 
     @classmethod
     def _nested(cls) -> jsonform.Readers:
-        return {
-            "state": read_exec_state,
-            "pty": _read_pty,
-            "status": ExecStatus.from_json,
-            "problem": ExecProblem.from_json,
-            "result": ExecResult.from_json,
-        }
+        return {"pty": _read_pty}
 
 
 def _read_pty(value: object) -> tuple[int, ...]:

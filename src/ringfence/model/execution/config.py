@@ -187,10 +187,6 @@ class ExecutionConfig(Model):
         """Read `to_json`'s form; keys that are left out have their defaults."""
         return super().from_json(data)
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"network_policy": NetworkPolicy.from_json}
-
 
 def mount_of(text: str, field: str) -> Mount:
     """`PATH`, `PATH:ro` or `PATH:rw`: a host path shown under its own name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from ...errors import InvalidRequest, LifecycleError
+from ...errors import LifecycleError
 from ..base import checks, jsonform
 from ..base.checks import FrozenMap
 from ..base.ids import check_id
@@ -224,21 +224,11 @@ class ExecutionResult(Model):
             data = {name: value for name, value in data.items() if name not in _BESIDE}
         return super().from_json(data)
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"status": _read_status, "resource_usage": ExecutionUsage.from_json}
-
 
 def _rfc3339(moment: float | None) -> str | None:
     if moment is None:
         return None
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
-
-
-def _read_status(value: object) -> ExecutionStatus:
-    if not isinstance(value, str) or value not in tuple(ExecutionStatus):
-        raise InvalidRequest(f"must be one of {', '.join(ExecutionStatus)}, not {value!r}")
-    return ExecutionStatus(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

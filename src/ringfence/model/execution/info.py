@@ -62,11 +62,3 @@ class ExecutionInfo(Model):
             for name in _HOST_PATHS:
                 del form["config"][name]
         return form
-
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {
-            "tiers": jsonform.each(TierSupport.from_json),
-            "executors": jsonform.each(ExecutorInfo.from_json),
-            "config": ExecutionConfig.from_json,
-        }

@@ -141,10 +141,6 @@ class NetworkRule(Model):
         unset = {name for name, value in form.items() if value in ("", [], None, False, ALLOW)}
         return {name: value for name, value in form.items() if name not in unset}
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"credential": Credential.from_json}
-
 
 def check_secret(value: str, field: str) -> None:
     """Refuse what cannot stand in a header as it is; what it is, is not told.
