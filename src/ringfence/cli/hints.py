@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
+from ..model.mistakes import spread
 from .scripts import missing_script
 
 TYPE_CHECKING = False
@@ -21,174 +22,122 @@ _ALWAYS = (
 )
 _NONE = "remove the option: Ringfence has no such setting"
 _NET = "use --net HOST,... for these hosts, --net unrestricted for any host"
-OPTIONS = {
-    **dict.fromkeys(("-v", "--volume", "--bind", "--ro-bind", "--dir"), _MOUNT),
-    **dict.fromkeys(("-it", "-ti"), "use -t; -t is the default on a terminal"),
-    **dict.fromkeys(
-        ("-i", "--interactive", "--stdin"), "remove the option: standard input is passed on"
-    ),
-    **dict.fromkeys(("--gpus", "--gpu", "--device"), "GPUs and other devices are not supported"),
-    **dict.fromkeys(("--rm", "--detach", "-d", "--init"), _NOTHING),
-    **dict.fromkeys(("--network", "--allow-net", "--share-net", "--internet"), _NET),
-    **dict.fromkeys(("-m", "--mem", "--memory-limit", "--ram"), "use --memory 256m"),
-    **dict.fromkeys(("--cpu", "--cpuset-cpus", "-c"), "use --cpus 0.5"),
-    **dict.fromkeys(("-e", "--environment", "--setenv"), "use --env NAME=VALUE"),
-    **dict.fromkeys(("-w", "--cwd", "--chdir", "-C"), "use --workdir DIR"),
-    **dict.fromkeys(("-u", "--uid"), "use --user NAME|UID"),
-    **dict.fromkeys(
-        ("-p", "--publish", "--port", "--expose"),
-        "in Python: sandbox.expose(PORT); docs/how-to/network.md",
-    ),
-    **dict.fromkeys(
-        (
-            "--read-only",
-            "--cap-drop",
-            "--security-opt",
-            "--die-with-parent",
-            "--new-session",
-            "--proc",
-            "--dev",
-            "--as-pid-1",
-            "--clearenv",
-            "--private",
-            "--private-tmp",
-            "--private-dev",
-            "--seccomp",
-            "--noroot",
-            "--caps.drop",
-            "--nonewprivs",
-            "--disable-userns",
-            "--userns",
-            "--ipc",
-            "--pid",
-            "--uts",
-            "--cgroupns",
-            "--unsetenv",
+OPTIONS = spread(
+    {
+        "-v --volume --bind --ro-bind --dir": _MOUNT,
+        "-it -ti": "use -t; -t is the default on a terminal",
+        "-i --interactive --stdin": "remove the option: standard input is passed on",
+        "--gpus --gpu --device": "GPUs and other devices are not supported",
+        "--rm --detach -d --init": _NOTHING,
+        "--network --allow-net --share-net --internet": _NET,
+        "-m --mem --memory-limit --ram": "use --memory 256m",
+        "--cpu --cpuset-cpus -c": "use --cpus 0.5",
+        "-e --environment --setenv": "use --env NAME=VALUE",
+        "-w --cwd --chdir -C": "use --workdir DIR",
+        "-u --uid": "use --user NAME|UID",
+        "-p --publish --port --expose": "in Python: sandbox.expose(PORT); docs/how-to/network.md",
+        "--read-only --cap-drop --security-opt --die-with-parent --new-session --proc --dev "
+        "--as-pid-1 --clearenv --private --private-tmp --private-dev --seccomp --noroot "
+        "--caps.drop --nonewprivs --disable-userns --userns --ipc --pid --uts --cgroupns "
+        "--unsetenv": _ALWAYS,
+        "--cap-add --privileged": "use --profile unrestricted, which drops protections",
+        "--tmpfs --shm-size": "/tmp and /dev/shm are writable; --disk bounds them",
+        "--whitelist --allow --read --write": _MOUNT,
+        "--blacklist": "use --deny PATH",
+        "--env-file": "use --env NAME=VALUE for each",
+        "--ulimit --rlimit-nofile": "use --open-files N, --pids N or --memory SIZE",
+        "--rlimit-as --memory-swap --memory-reservation": "use --memory 256m",
+        "--cpu-shares --cpu-quota": "use --cpus 0.5",
+        "--dns --add-host --ip --link": "use --net HOST:PORT",
+        "--restart --hostname --platform --log-driver --quiet -q --noprofile": _NONE,
+        "--time --time-limit --wall-time": "use --timeout 5s",
+        "--pids-limit --nproc": "use --pids 64",
+        "--runtime --driver --sandbox": "use --backend NAME",
+        "--unsafe --no-sandbox": "use --profile unrestricted",
+        "--fork": "use `ringfence create`, then `ringfence fork SANDBOX --n 3`",
+        "--pool": "use `ringfence create`: a server keeps sandboxes warm",
+        "--entrypoint --cmd": "the command follows `--`",
+        "-f --file -s --script": "write the script after `--`: -- python3 FILE",
+        "--name": "use `ringfence create --name`: sandboxes of `run` have no name",
+        "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
+        "--ttl --idle-timeout": "use --timeout 5m: the sandbox ends with its command",
+        "--snapshot": "use `ringfence create --snapshot ID`",
+        "--server --key-file": (
+            "`run` needs no server; on one: `ringfence create --server ADDRESS`, then `ringfence exec`"
         ),
-        _ALWAYS,
-    ),
-    **dict.fromkeys(
-        ("--cap-add", "--privileged"), "use --profile unrestricted, which drops protections"
-    ),
-    **dict.fromkeys(
-        ("--tmpfs", "--shm-size"), "/tmp and /dev/shm are writable; --disk bounds them"
-    ),
-    **dict.fromkeys(("--whitelist", "--allow", "--read", "--write"), _MOUNT),
-    **dict.fromkeys(("--blacklist",), "use --deny PATH"),
-    **dict.fromkeys(("--env-file",), "use --env NAME=VALUE for each"),
-    **dict.fromkeys(
-        ("--ulimit", "--rlimit-nofile"), "use --open-files N, --pids N or --memory SIZE"
-    ),
-    **dict.fromkeys(("--rlimit-as", "--memory-swap", "--memory-reservation"), "use --memory 256m"),
-    **dict.fromkeys(("--cpu-shares", "--cpu-quota"), "use --cpus 0.5"),
-    **dict.fromkeys(("--dns", "--add-host", "--ip", "--link"), "use --net HOST:PORT"),
-    **dict.fromkeys(
-        ("--restart", "--hostname", "--platform", "--log-driver", "--quiet", "-q", "--noprofile"),
-        _NONE,
-    ),
-    **dict.fromkeys(("--time", "--time-limit", "--wall-time"), "use --timeout 5s"),
-    **dict.fromkeys(("--pids-limit", "--nproc"), "use --pids 64"),
-    **dict.fromkeys(("--runtime", "--driver", "--sandbox"), "use --backend NAME"),
-    **dict.fromkeys(("--unsafe", "--no-sandbox"), "use --profile unrestricted"),
-    "--fork": "use `ringfence create`, then `ringfence fork SANDBOX --n 3`",
-    "--pool": "use `ringfence create`: a server keeps sandboxes warm",
-    **dict.fromkeys(("--entrypoint", "--cmd"), "the command follows `--`"),
-    **dict.fromkeys(
-        ("-f", "--file", "-s", "--script"), "write the script after `--`: -- python3 FILE"
-    ),
-    "--name": "use `ringfence create --name`: sandboxes of `run` have no name",
-    "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
-    **dict.fromkeys(
-        ("--ttl", "--idle-timeout"), "use --timeout 5m: the sandbox ends with its command"
-    ),
-    "--snapshot": "use `ringfence create --snapshot ID`",
-    **dict.fromkeys(
-        ("--server", "--key-file"),
-        "`run` needs no server; on one: `ringfence create --server ADDRESS`, then `ringfence exec`",
-    ),
-}
+    }
+)
 """Options of Docker, bubblewrap, firejail and others, and what `run` has in their place."""
 
-_OF_SERVE = {
-    **dict.fromkeys(
-        ("--port", "--host", "--bind", "-p", "--address"), "use --listen 127.0.0.1:7878"
-    ),
-    **dict.fromkeys(("--daemon", "-d", "--background", "-D"), "use --detach"),
-    **dict.fromkeys(("--data-dir", "--dir"), "use --state-dir DIR"),
-    **dict.fromkeys(("--verbose", "-v", "--debug"), "use --log-level debug"),
-    **dict.fromkeys(("--cert", "--ssl-certfile", "--tls-cert"), "use --tls-certificate FILE"),
-    **dict.fromkeys(("--key", "--ssl-keyfile"), "use --tls-key FILE"),
-    **dict.fromkeys(("--api-key", "--token"), "`ringfence keys create OWNER` makes keys"),
-    **dict.fromkeys(
-        ("--workers", "--reload"), "remove the option: one server uses all processors it needs"
-    ),
-    "--shards": 'give "shards" in the file of --config, with --cluster',
-}
-_OF_OTHERS: dict[str, dict[str, str]] = {
-    "mcp": {"--port": "use --http 127.0.0.1:PORT", "--host": "use --http 127.0.0.1:PORT"},
-    "rm": dict.fromkeys(("-f", "--force"), "remove the option: it asks nothing"),
-    "cp": dict.fromkeys(
-        ("-r", "-a", "-R", "--recursive"), "remove the option: directories are copied whole"
-    ),
-    "template": {
-        **dict.fromkeys(
-            ("--image", "--python", "--env", "--from"),
-            "in Python: Template.from_image(NAME), env(...)",
-        ),
-        **dict.fromkeys(("-r", "--requirement"), "use --pip PACKAGE for each"),
-    },
-    **dict.fromkeys(
-        ("list", "exec", "create", "keys", "logs", "top", "code", "fork"),
-        dict.fromkeys(
-            ("--key", "--api-key", "--token"), "use --key-file FILE, or RINGFENCE_API_KEY"
-        ),
-    ),
-}
-COMMANDS_OF_OTHERS = {
-    "ps": "did you mean list?",
-    "ls": "did you mean list?",
-    "kill": "did you mean rm?",
-    "stop": "`ringfence rm ID` ends a sandbox, `ringfence serve --stop` the server",
-    "delete": "did you mean rm?",
-    "start": "did you mean create?",
-    "server": "did you mean serve?",
-    "pull": "did you mean image pull?",
-    "images": "did you mean image list?",
-    "build": "build with another tool, then: ringfence image load PATH NAME",
-    "install": "installation is complete; `ringfence doctor` shows what works on this host",
-    **dict.fromkeys(("pause", "freeze"), "use `ringfence session suspend ID`"),
-    **dict.fromkeys(("unpause", "resume"), "use `ringfence session resume ID`"),
-    **dict.fromkeys(("inspect", "show", "describe"), "use `ringfence session show ID`"),
-    **dict.fromkeys(("attach", "ssh", "console", "enter"), "use `ringfence shell SANDBOX`"),
-    **dict.fromkeys(("stats", "info", "status"), "use `ringfence top`, or `ringfence doctor`"),
-    **dict.fromkeys(("test", "check", "attack"), "use `ringfence doctor --attack`"),
-    **dict.fromkeys(
-        ("expose", "port", "preview", "forward"),
-        "in Python: sandbox.expose(PORT); docs/how-to/network.md",
-    ),
-    **dict.fromkeys(
-        ("volume", "mount"), "use --mount SRC:DST[:rw] of `ringfence run` and `create`"
-    ),
-    "network": "use --net HOST,... of `ringfence run` and `create`",
-    **dict.fromkeys(
-        ("system", "prune"), "use `ringfence image prune` or `ringfence template prune`"
-    ),
-    "events": "use `ringfence logs SANDBOX`",
-    "config": "use `ringfence serve --config FILE`; docs/reference/http-api.md lists its keys",
-    "init": "setup is complete; `ringfence doctor` shows what works on this host",
-    "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
-}
-VERBS = {
-    **dict.fromkeys(("add", "new", "make", "save"), ("create", "acquire", "load")),
-    **dict.fromkeys(("delete", "remove", "rm", "del", "revoke"), ("rm", "remove", "release")),
-    **dict.fromkeys(("ls", "ps", "images", "get"), ("list", "show")),
-    **dict.fromkeys(("import", "build"), ("load",)),
-    **dict.fromkeys(("fetch", "download"), ("pull",)),
-    **dict.fromkeys(("gc", "clean"), ("prune",)),
-    **dict.fromkeys(("stop", "kill", "end"), ("terminate", "rm")),
-    **dict.fromkeys(("pause",), ("suspend",)),
-    **dict.fromkeys(("start", "unpause"), ("resume", "create")),
-}
+_OF_SERVE = spread(
+    {
+        "--port --host --bind -p --address": "use --listen 127.0.0.1:7878",
+        "--daemon -d --background -D": "use --detach",
+        "--data-dir --dir": "use --state-dir DIR",
+        "--verbose -v --debug": "use --log-level debug",
+        "--cert --ssl-certfile --tls-cert": "use --tls-certificate FILE",
+        "--key --ssl-keyfile": "use --tls-key FILE",
+        "--api-key --token": "`ringfence keys create OWNER` makes keys",
+        "--workers --reload": "remove the option: one server uses all processors it needs",
+        "--shards": 'give "shards" in the file of --config, with --cluster',
+    }
+)
+_OF_OTHERS = spread(
+    {
+        "mcp": {"--port": "use --http 127.0.0.1:PORT", "--host": "use --http 127.0.0.1:PORT"},
+        "rm": {"-f --force": "remove the option: it asks nothing"},
+        "cp": {"-r -a -R --recursive": "remove the option: directories are copied whole"},
+        "template": {
+            "--image --python --env --from": "in Python: Template.from_image(NAME), env(...)",
+            "-r --requirement": "use --pip PACKAGE for each",
+        },
+        "list exec create keys logs top code fork": {
+            "--key --api-key --token": "use --key-file FILE, or RINGFENCE_API_KEY"
+        },
+    }
+)
+COMMANDS_OF_OTHERS = spread(
+    {
+        "ps": "did you mean list?",
+        "ls": "did you mean list?",
+        "kill": "did you mean rm?",
+        "stop": "`ringfence rm ID` ends a sandbox, `ringfence serve --stop` the server",
+        "delete": "did you mean rm?",
+        "start": "did you mean create?",
+        "server": "did you mean serve?",
+        "pull": "did you mean image pull?",
+        "images": "did you mean image list?",
+        "build": "build with another tool, then: ringfence image load PATH NAME",
+        "install": "installation is complete; `ringfence doctor` shows what works on this host",
+        "pause freeze": "use `ringfence session suspend ID`",
+        "unpause resume": "use `ringfence session resume ID`",
+        "inspect show describe": "use `ringfence session show ID`",
+        "attach ssh console enter": "use `ringfence shell SANDBOX`",
+        "stats info status": "use `ringfence top`, or `ringfence doctor`",
+        "test check attack": "use `ringfence doctor --attack`",
+        "expose port preview forward": "in Python: sandbox.expose(PORT); docs/how-to/network.md",
+        "volume mount": "use --mount SRC:DST[:rw] of `ringfence run` and `create`",
+        "network": "use --net HOST,... of `ringfence run` and `create`",
+        "system prune": "use `ringfence image prune` or `ringfence template prune`",
+        "events": "use `ringfence logs SANDBOX`",
+        "config": "use `ringfence serve --config FILE`; docs/reference/http-api.md lists its keys",
+        "init": "setup is complete; `ringfence doctor` shows what works on this host",
+        "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
+    }
+)
+VERBS = spread(
+    {
+        "add new make save": ("create", "acquire", "load"),
+        "delete remove rm del revoke": ("rm", "remove", "release"),
+        "ls ps images get": ("list", "show"),
+        "import build": ("load",),
+        "fetch download": ("pull",),
+        "gc clean": ("prune",),
+        "stop kill end": ("terminate", "rm"),
+        "pause": ("suspend",),
+        "start unpause": ("resume", "create"),
+    }
+)
 """Words of other tools by the verbs of ours that they may mean."""
 
 ELSEWHERE = {
@@ -256,7 +205,7 @@ def option_of_others(command: str, flag: str) -> str:
     """Say what is meant by an option that this command does not have; empty where that is not known."""
     if command == "serve":
         return _OF_SERVE.get(flag, "")
-    if hint := _OF_OTHERS.get(command, {}).get(flag, ""):
+    if hint := spread(_OF_OTHERS.get(command, {})).get(flag, ""):
         return hint
     if command not in ("run", "mcp", "create", "exec", "shell"):
         return ""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+
+def spread(rows: Mapping[str, T]) -> dict[str, T]:
+    """An entry for each word of a key: `{"a b": 1}` becomes `{"a": 1, "b": 1}`."""
+    return {name: value for names, value in rows.items() for name in names.split()}
+
 
 _MEMORY = 'use limits={"memory_bytes": "256m"}'
 _CPUS = 'use limits={"cpus": 1.5}'
 _NETWORK = 'use network="example.com,*.example.org", "none" or "unrestricted"'
 _HOST_FILES = 'use mounts=".:/work:rw"'
 _RESULT = "the result has stdout, stderr and text"
-_TIMEOUT = dict.fromkeys(("timeout", "timeout_ms", "time_limit"), "use timeout_s=SECONDS")
+_TIMEOUT = {"timeout timeout_ms time_limit": "use timeout_s=SECONDS"}
 _LOGIN = "`ringfence image pull --user NAME:PASSWORD IMAGE` fetches it before"
 _COPY = "files.upload(local, remote) and files.download(remote, local)"
 
@@ -21,36 +29,31 @@ _RUN = {
     "check": "no exit code raises; test result.ok",
     "input": "use stdin=",
     "shell": "use sandbox.shell(SCRIPT)",
-    **dict.fromkeys(("capture_output", "stdout", "stderr", "text"), _RESULT),
-    **dict.fromkeys(("encoding", "universal_newlines"), "result.stdout_text is UTF-8"),
-    **dict.fromkeys(("environment", "envs", "env_vars"), 'use env={"NAME": "value"}'),
-    **dict.fromkeys(("workdir", "working_dir", "working_directory"), "use cwd="),
-    **dict.fromkeys(("tty", "pty", "stream"), "use sandbox.start([...], pty=(24, 80))"),
+    "capture_output stdout stderr text": _RESULT,
+    "encoding universal_newlines": "result.stdout_text is UTF-8",
+    "environment envs env_vars": 'use env={"NAME": "value"}',
+    "workdir working_dir working_directory": "use cwd=",
+    "tty pty stream": "use sandbox.start([...], pty=(24, 80))",
     "user_id": "use user=",
 }
 
-INSTEAD: dict[str, dict[str, str]] = {
+_INSTEAD: dict[str, dict[str, str]] = {
     "create()": {
-        **dict.fromkeys(("memory", "mem", "mem_limit", "memory_bytes", "memory_mb"), _MEMORY),
-        **dict.fromkeys(("cpu", "cpus", "cpu_count", "nano_cpus"), _CPUS),
-        **dict.fromkeys(
-            ("timeout", "timeout_s", "timeout_ms", "time_limit"),
-            "ttl_s=SECONDS ends the sandbox; timeout_s= of exec() ends one command",
+        "memory mem mem_limit memory_bytes memory_mb": _MEMORY,
+        "cpu cpus cpu_count nano_cpus": _CPUS,
+        "timeout timeout_s timeout_ms time_limit": (
+            "ttl_s=SECONDS ends the sandbox; timeout_s= of exec() ends one command"
         ),
-        **dict.fromkeys(("volumes", "volume", "binds", "files", "mount"), _HOST_FILES),
-        **dict.fromkeys(
-            ("allow_internet_access", "internet", "net", "network_mode", "allowed_hosts"), _NETWORK
-        ),
-        **dict.fromkeys(("envs", "environment", "env_vars"), 'use env={"NAME": "value"}'),
-        **dict.fromkeys(("cwd", "working_dir", "working_directory"), 'use workdir="/work"'),
-        **dict.fromkeys(("pids", "pids_limit"), 'use limits={"pids": 64}'),
-        **dict.fromkeys(("disk", "disk_bytes", "storage"), 'use limits={"disk_bytes": "1g"}'),
-        **dict.fromkeys(("gpu", "gpus"), "GPUs are not supported"),
-        **dict.fromkeys(("command", "cmd", "argv"), "run a command with exec([...])"),
-        **dict.fromkeys(("runtime", "provider", "driver"), 'use backend="gvisor"'),
-        **dict.fromkeys(
-            ("url", "base_url", "api_url", "host"), 'use server="unix:PATH" or "http://..."'
-        ),
+        "volumes volume binds files mount": _HOST_FILES,
+        "allow_internet_access internet net network_mode allowed_hosts": _NETWORK,
+        "envs environment env_vars": 'use env={"NAME": "value"}',
+        "cwd working_dir working_directory": 'use workdir="/work"',
+        "pids pids_limit": 'use limits={"pids": 64}',
+        "disk disk_bytes storage": 'use limits={"disk_bytes": "1g"}',
+        "gpu gpus": "GPUs are not supported",
+        "command cmd argv": "run a command with exec([...])",
+        "runtime provider driver": 'use backend="gvisor"',
+        "url base_url api_url host": 'use server="unix:PATH" or "http://..."',
         "api_key": 'use server=Client("https://...", key="...")',
         "read_only": 'a mount is read-only unless it ends in ":rw"',
         "name": "name= is a parameter of Client.create; here: labels=",
@@ -61,209 +64,184 @@ INSTEAD: dict[str, dict[str, str]] = {
     },
     "exec()": {
         **_RUN,
-        **dict.fromkeys(("background", "detach", "wait"), "use sandbox.start([...])"),
+        "background detach wait": "use sandbox.start([...])",
     },
     "start()": {
         **_RUN,
-        **dict.fromkeys(("background", "detach", "wait"), "it does not wait; remove the keyword"),
+        "background detach wait": "it does not wait; remove the keyword",
     },
     "fork()": {
-        **dict.fromkeys(("count", "copies", "num", "number", "branches"), "use n=3"),
+        "count copies num number branches": "use n=3",
         "timeout": "ttl_s= of create() ends a sandbox",
         "name": "use labels=",
     },
     "context()": {
-        **dict.fromkeys(("timeout", "timeout_s"), "use timeout_s= of context.run(code)"),
-        **dict.fromkeys(("lang", "name"), 'use language="bash"'),
-        **dict.fromkeys(("envs", "environment"), 'use env={"NAME": "value"}'),
-        **dict.fromkeys(("workdir", "working_dir"), "use cwd="),
+        "timeout timeout_s": "use timeout_s= of context.run(code)",
+        "lang name": 'use language="bash"',
+        "envs environment": 'use env={"NAME": "value"}',
+        "workdir working_dir": "use cwd=",
     },
     "read()": {
-        **dict.fromkeys(("limit", "length", "size", "count", "n", "bytes"), "use max_bytes="),
-        **dict.fromkeys(("encoding", "text", "format"), "use read_text(path), which is UTF-8"),
+        "limit length size count n bytes": "use max_bytes=",
+        "encoding text format": "use read_text(path), which is UTF-8",
     },
     "write()": {
-        **dict.fromkeys(("content", "contents", "text"), "use data="),
+        "content contents text": "use data=",
         "encoding": "a str is written as UTF-8; encode it for another",
-        **dict.fromkeys(("mkdir", "make_dirs", "create_parents"), "use parents=True"),
-        **dict.fromkeys(("permissions", "perm", "perms"), "use mode=0o644"),
+        "mkdir make_dirs create_parents": "use parents=True",
+        "permissions perm perms": "use mode=0o644",
     },
     "Client()": {
-        **dict.fromkeys(
-            ("url", "base_url", "api_url", "host", "address", "socket", "endpoint"),
-            'use server="unix:PATH" or "http://HOST:PORT"',
+        "url base_url api_url host address socket endpoint": (
+            'use server="unix:PATH" or "http://HOST:PORT"'
         ),
-        **dict.fromkeys(("api_key", "token", "apikey"), "use key="),
+        "api_key token apikey": "use key=",
         **_TIMEOUT,
     },
     "SessionManager()": {
-        **dict.fromkeys(
-            ("pool_size", "pool", "min_warm", "max_warm"),
-            "use config=ManagerConfig(pool=PoolConfig(min_warm=2, max_warm=10))",
+        "pool_size pool min_warm max_warm": (
+            "use config=ManagerConfig(pool=PoolConfig(min_warm=2, max_warm=10))"
         ),
-        **dict.fromkeys(
-            ("max_sandboxes", "limit", "size"), "use config=ManagerConfig(max_sandboxes=64)"
-        ),
+        "max_sandboxes limit size": "use config=ManagerConfig(max_sandboxes=64)",
         "backend": 'use backends=["native"]',
         "path": "use state_dir=",
     },
     "backend": {
-        **dict.fromkeys(("kvm", "qemu", "firecracker", "libkrun", "vm"), "use microvm"),
-        **dict.fromkeys(("podman", "container", "containerd"), "use docker"),
-        **dict.fromkeys(("bwrap",), "use bubblewrap"),
-        **dict.fromkeys(("runsc",), "use gvisor"),
-        **dict.fromkeys(("namespaces", "local", "process", "default"), "use native"),
+        "kvm qemu firecracker libkrun vm": "use microvm",
+        "podman container containerd": "use docker",
+        "bwrap": "use bubblewrap",
+        "runsc": "use gvisor",
+        "namespaces local process default": "use native",
     },
-    "from_image()": dict.fromkeys(
-        ("username", "password", "credentials", "registry", "auth", "pull"), _LOGIN
-    ),
-    "race()": dict.fromkeys(("n", "count"), "give as many attempts"),
+    "from_image()": {"username password credentials registry auth pull": _LOGIN},
+    "race()": {"n count": "give as many attempts"},
     "run_code()": {
         **_TIMEOUT,
-        **dict.fromkeys(("lang", "kernel"), 'use language="bash"'),
-        **dict.fromkeys(("context", "context_id"), "use sandbox.context(id=...).run(code)"),
-        **dict.fromkeys(("envs", "env", "cwd"), "use sandbox.context(cwd=..., env=...).run(code)"),
+        "lang kernel": 'use language="bash"',
+        "context context_id": "use sandbox.context(id=...).run(code)",
+        "envs env cwd": "use sandbox.context(cwd=..., env=...).run(code)",
     },
     "Sandbox": {
-        **dict.fromkeys(("close", "kill", "stop", "destroy", "shutdown", "delete"), "terminate()"),
-        **dict.fromkeys(
-            ("run", "execute", "run_command", "exec_run", "commands"),
-            "exec([...]), shell(SCRIPT), or start([...]) in the background",
+        "close kill stop destroy shutdown delete": "terminate()",
+        "run execute run_command exec_run commands": (
+            "exec([...]), shell(SCRIPT), or start([...]) in the background"
         ),
-        **dict.fromkeys(("popen", "spawn", "Popen"), "start([...])"),
-        **dict.fromkeys(("bash", "sh", "system"), "shell(SCRIPT)"),
-        **dict.fromkeys(("read_file", "read", "open"), "files.read(path)"),
-        **dict.fromkeys(("write_file", "write"), "files.write(path, data)"),
-        **dict.fromkeys(("upload", "download", "copy", "put_archive", "get_archive"), _COPY),
-        **dict.fromkeys(("fs", "filesystem"), "files"),
-        **dict.fromkeys(("ls", "list_files"), "files.list(path)"),
+        "popen spawn Popen": "start([...])",
+        "bash sh system": "shell(SCRIPT)",
+        "read_file read open": "files.read(path)",
+        "write_file write": "files.write(path, data)",
+        "upload download copy put_archive get_archive": _COPY,
+        "fs filesystem": "files",
+        "ls list_files": "files.list(path)",
         "pause": "suspend()",
         "unpause": "resume()",
-        **dict.fromkeys(("get_host", "forward", "ports"), "expose(port)"),
-        **dict.fromkeys(("status", "is_running"), "state"),
-        **dict.fromkeys(("sandbox_id", "name"), "id"),
+        "get_host forward ports": "expose(port)",
+        "status is_running": "state",
+        "sandbox_id name": "id",
         "set_timeout": "ttl_s= of create()",
-        **dict.fromkeys(("clone", "branch"), "fork(n)"),
+        "clone branch": "fork(n)",
         "commit": "snapshot(), then Sandbox.restore(id)",
         "diff": "changes()",
         "contexts": "context(), or run_code(code)",
-        **dict.fromkeys(("terminal", "pty", "shell_session"), "start([...], pty=(24, 80))"),
-        **dict.fromkeys(("rollback", "reset", "undo"), "mark(), then rewind(mark)"),
+        "terminal pty shell_session": "start([...], pty=(24, 80))",
+        "rollback reset undo": "mark(), then rewind(mark)",
         "metrics": "stats()",
-        **dict.fromkeys(
-            ("set_network", "set_network_policy", "update_network", "network"),
-            "apply_network_policy(policy)",
-        ),
+        "set_network set_network_policy update_network network": "apply_network_policy(policy)",
         "unmount": "terminate(): a mount stays as long as its sandbox",
-        **dict.fromkeys(("update", "set_labels"), "labels= of create()"),
-        **dict.fromkeys(("list", "get", "connect_to"), "Client(...).list() and get(id)"),
+        "update set_labels": "labels= of create()",
+        "list get connect_to": "Client(...).list() and get(id)",
         "logs": "the result of exec(), or a Process of start()",
     },
     "ExecResult": {
-        **dict.fromkeys(("returncode", "return_code", "code", "status", "exitcode"), "exit_code"),
-        **dict.fromkeys(("output", "out", "result", "logs", "results"), "text, stdout or stderr"),
-        **dict.fromkeys(("err", "error"), "stderr_text"),
-        **dict.fromkeys(("success", "succeeded"), "ok"),
-        **dict.fromkeys(
-            ("check_returncode", "raise_for_status", "check", "raise_for_error"),
-            "ok, which says whether it succeeded",
-        ),
+        "returncode return_code code status exitcode": "exit_code",
+        "output out result logs results": "text, stdout or stderr",
+        "err error": "stderr_text",
+        "success succeeded": "ok",
+        "check_returncode raise_for_status check raise_for_error": "ok, which says whether it succeeded",
         "json": "json.loads(result.stdout)",
-        **dict.fromkeys(("lines", "splitlines"), "text.splitlines()"),
-        **dict.fromkeys(("duration", "elapsed"), "duration_s"),
+        "lines splitlines": "text.splitlines()",
+        "duration elapsed": "duration_s",
     },
     "Execution": {
-        **dict.fromkeys(("output", "out", "logs"), "stdout, stderr or text"),
-        **dict.fromkeys(("result", "value", "data"), "text, or results for every MIME type"),
-        **dict.fromkeys(
-            ("returncode", "exit_code", "status", "ok", "raise_for_error"),
-            "error, None for success",
-        ),
-        **dict.fromkeys(("png", "html", "artifacts", "charts"), "results[0].png, .html and so on"),
+        "output out logs": "stdout, stderr or text",
+        "result value data": "text, or results for every MIME type",
+        "returncode exit_code status ok raise_for_error": "error, None for success",
+        "png html artifacts charts": "results[0].png, .html and so on",
         "exception": "error",
     },
-    "Context": dict.fromkeys(
-        ("exec", "execute", "eval", "run_code", "run_cell", "run_command"), "run(code)"
-    ),
+    "Context": {"exec execute eval run_code run_cell run_command": "run(code)"},
     "Template": {
-        **dict.fromkeys(
-            ("apt", "apt_install", "apt_get"),
+        "apt apt_install apt_get": (
             "from_image(...).run('apt-get install -y NAME'): a template over the host's files has"
-            " the host's programs as they are",
+            " the host's programs as they are"
         ),
-        **dict.fromkeys(("run_commands", "run_cmd", "run_command", "add_step"), "run(command)"),
-        **dict.fromkeys(("pip", "add_python_packages", "uv_pip_install"), "pip_install(NAME, ...)"),
-        **dict.fromkeys(
-            ("add_local_file", "add_local_dir", "copy_items", "add"), "copy(source, target)"
+        "run_commands run_cmd run_command add_step": "run(command)",
+        "pip add_python_packages uv_pip_install": "pip_install(NAME, ...)",
+        "add_local_file add_local_dir copy_items add": "copy(source, target)",
+        "set_envs set_env environment": 'env({"NAME": "value"})',
+        "set_workdir cwd": "workdir(path)",
+        "from_dockerfile from_python_image from_base_image from_template": (
+            "from_image(NAME), then run(...)"
         ),
-        **dict.fromkeys(("set_envs", "set_env", "environment"), 'env({"NAME": "value"})'),
-        **dict.fromkeys(("set_workdir", "cwd"), "workdir(path)"),
-        **dict.fromkeys(
-            ("from_dockerfile", "from_python_image", "from_base_image", "from_template"),
-            "from_image(NAME), then run(...)",
-        ),
-        **dict.fromkeys(("set_start_cmd", "cmd", "entrypoint"), "command(*argv)"),
-        **dict.fromkeys(("create", "save"), "build(name), then Sandbox.create(template=name)"),
+        "set_start_cmd cmd entrypoint": "command(*argv)",
+        "create save": "build(name), then Sandbox.create(template=name)",
     },
     "Process": {
-        **dict.fromkeys(("returncode", "exit_code", "status"), "wait().exit_code"),
-        **dict.fromkeys(("poll", "is_running", "alive"), "running"),
+        "returncode exit_code status": "wait().exit_code",
+        "poll is_running alive": "running",
         "communicate": "wait(), whose result has stdout and stderr",
-        **dict.fromkeys(("pid",), "id"),
+        "pid": "id",
         "close": "terminate() or kill()",
     },
     "Files": {
-        **dict.fromkeys(("ls", "listdir", "list_dir", "iterdir"), "list(path)"),
-        **dict.fromkeys(("mkdir", "makedirs"), "make_dir(path)"),
-        **dict.fromkeys(("rm", "delete", "unlink", "rmtree"), "remove(path, recursive=True)"),
-        **dict.fromkeys(("cp", "copy", "put", "get", "push", "pull"), _COPY),
-        **dict.fromkeys(("rename", "mv"), "move(src, dst)"),
-        **dict.fromkeys(("read_bytes", "cat"), "read(path)"),
-        **dict.fromkeys(("write_text", "write_bytes"), "write(path, data)"),
+        "ls listdir list_dir iterdir": "list(path)",
+        "mkdir makedirs": "make_dir(path)",
+        "rm delete unlink rmtree": "remove(path, recursive=True)",
+        "cp copy put get push pull": _COPY,
+        "rename mv": "move(src, dst)",
+        "read_bytes cat": "read(path)",
+        "write_text write_bytes": "write(path, data)",
         "open": "open_read(path) or open_write(path)",
-        **dict.fromkeys(("chmod", "set_permissions"), "sandbox.exec(['chmod', MODE, PATH])"),
+        "chmod set_permissions": "sandbox.exec(['chmod', MODE, PATH])",
         "touch": "write(path, b'')",
         "grep": "search(...)",
         "find": "glob(...)",
     },
     "Mount": {
-        **dict.fromkeys(
-            ("read_only", "readonly", "mode", "rw", "writable"),
-            'use access="rw"; the default is "ro"',
+        "read_only readonly mode rw writable": 'use access="rw"; the default is "ro"',
+        "src host host_path path": "use source=",
+        "dst dest destination container_path": "use target=",
+    },
+    "NetworkPolicy": {
+        "allow allowed hosts allow_hosts allowlist domains allow_out": (
+            'use allowed_hosts=["example.com"]'
         ),
-        **dict.fromkeys(("src", "host", "host_path", "path"), "use source="),
-        **dict.fromkeys(("dst", "dest", "destination", "container_path"), "use target="),
+        "deny denied_hosts deny_hosts blocked_hosts block denied": (
+            'write "!HOST" in allowed_hosts, or NetworkRule(HOST, action="deny") in rules'
+        ),
     },
-    "NetworkPolicy": dict.fromkeys(
-        ("allow", "allowed", "hosts", "allow_hosts", "allowlist", "domains", "allow_out"),
-        'use allowed_hosts=["example.com"]',
-    )
-    | dict.fromkeys(
-        ("deny", "denied_hosts", "deny_hosts", "blocked_hosts", "block", "denied"),
-        'write "!HOST" in allowed_hosts, or NetworkRule(HOST, action="deny") in rules',
-    ),
     "Client": {
-        **dict.fromkeys(("sandboxes", "ps"), "list()"),
-        **dict.fromkeys(("exec", "run"), "create().exec([...]), or execute(...) in one call"),
+        "sandboxes ps": "list()",
+        "exec run": "create().exec([...]), or execute(...) in one call",
     },
 }
+INSTEAD = {place: spread(rows) for place, rows in _INSTEAD.items()}
 
-
-NOT_CLASSES = {
-    "Image": "use Template.from_image(NAME), or image= of Sandbox.create()",
-    "Volume": 'use mounts=".:/work:rw" of Sandbox.create()',
-    **dict.fromkeys(
-        ("Snapshots", "Sandboxes", "App", "Daytona", "CodeInterpreter"), "use Sandbox.create()"
-    ),
-    **dict.fromkeys(("Server", "Api", "Http"), "use Client(ADDRESS); `ringfence serve` starts one"),
-}
-NOT_FUNCTIONS = {
-    **dict.fromkeys(
-        ("run", "exec", "execute", "shell", "run_code"), "use Sandbox.create(), then exec([...])"
-    ),
-    **dict.fromkeys(("create", "sandbox", "start"), "use Sandbox.create()"),
-    **dict.fromkeys(("connect", "login", "init"), 'use Client("http://HOST:PORT", key="...")'),
-}
+NOT_CLASSES = spread(
+    {
+        "Image": "use Template.from_image(NAME), or image= of Sandbox.create()",
+        "Volume": 'use mounts=".:/work:rw" of Sandbox.create()',
+        "Snapshots Sandboxes App Daytona CodeInterpreter": "use Sandbox.create()",
+        "Server Api Http": "use Client(ADDRESS); `ringfence serve` starts one",
+    }
+)
+NOT_FUNCTIONS = spread(
+    {
+        "run exec execute shell run_code": "use Sandbox.create(), then exec([...])",
+        "create sandbox start": "use Sandbox.create()",
+        "connect login init": 'use Client("http://HOST:PORT", key="...")',
+    }
+)
 """Functions that other libraries have at the top."""
 
 
