@@ -18,6 +18,7 @@ from ringfence.contexts.execution import MOST_OUTPUT_BYTES
 from ringfence.errors import LifecycleError, RingfenceError
 from tests.api.conftest import StartDaemon, start_daemon
 from tests.conformance.test_smoke import MAKERS
+from tests.contexts import test_driven
 from tests.contexts.ten import check_ten_cells
 from tests.contexts.test_languages import CODE
 from tests.features import require
@@ -86,6 +87,24 @@ def test_ten_cells(sandbox: Any) -> None:
                     assert "variables are kept" in str(node.run(endless, timeout_s=1).error), (
                         endless
                     )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("language", test_driven.CODE)
+def test_cells_of_r_and_java(sandbox: Any, language: str) -> None:
+    code = test_driven.CODE[language]
+    if sandbox.exec(["sh", "-c", f"command -v {code.program}"]).exit_code:
+        pytest.skip(f"{code.program} is not in the sandbox")
+    with sandbox.context(language, env={"GIVEN": "g"}) as context:
+        assert None is context.run(code.keep, timeout_s=120).error
+        assert code.values == {each: context.run(each).text for each in code.values}
+        name, value = code.fails[1:]
+        error = context.run(code.fails[0]).error
+        assert (name, value) == (error.name, error.value)
+        late = context.run(code.endless[0], timeout_s=1)
+        assert "variables are kept" in str(late.error)
+        first = next(iter(code.values))
+        assert code.values[first] == context.run(first).text
 
 
 @pytest.mark.parametrize("how", ENDS)

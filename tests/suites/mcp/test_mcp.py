@@ -27,7 +27,7 @@ from ringfence.images.store import ImageStore
 from ringfence.integrations.mcp import server as serving
 from ringfence.integrations.origin import Origin
 from ringfence.model.mount import OUTPUTS_DIR
-from tests.contexts import ten
+from tests.contexts import ten, test_driven
 from tests.docs.blocks import blocks_of
 from tests.images.conftest import small
 from tests.suites import at_once, imports, left, remote
@@ -207,6 +207,13 @@ async def test_ten_cells() -> None:
         assert "sub\n" == (await run("subprocess.run(['echo', 'sub']);"))["stdout"]
         script = await call(session, "run_code", code="const x = 41; x + 1", language="javascript")
         assert "42" == script["result"]
+        for language, each in test_driven.CODE.items():
+            there = f"command -v {each.program}"
+            if (await call(session, "run_command", command=there))["stdout"]:
+                await call(session, "run_code", code=each.keep, language=language, timeout_s=120)
+                code = next(iter(each.values))
+                found = await call(session, "run_code", code=code, language=language)
+                assert each.values[code] == found["result"]
 
 
 @pytest.mark.here

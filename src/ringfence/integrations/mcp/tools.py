@@ -19,6 +19,7 @@ from mcp_types import (
 )
 from pydantic import Field
 
+from ... import contexts
 from ...model.mount import OUTPUTS_DIR
 from .. import outcome
 from .racing import MOST_BRANCHES, race
@@ -49,7 +50,7 @@ FETCH_BYTES = 8 << 20
 MOST_ENTRIES = 1000
 SETTLING_S = 0.2
 LANGUAGES = {"sh": ("sh", ".sh")}
-_CONTEXTS = {"python": "python", "bash": "bash", "javascript": "node", "node": "node"}
+_CONTEXTS = {"javascript": "node", **{each: each for each in contexts.LANGUAGES}}
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -90,7 +91,9 @@ class Tools:
         self,
         ctx: Context[Any, Any],
         code: str,
-        language: Annotated[str, Field(description="python, bash, javascript or sh.")] = "python",
+        language: Annotated[
+            str, Field(description="python, bash, javascript, r, java or sh.")
+        ] = "python",
         timeout_s: Timeout = 120,
         sandbox: Name = "",
     ) -> Annotated[CallToolResult, CommandAnswer]:
