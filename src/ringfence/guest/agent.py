@@ -262,7 +262,7 @@ class Agent(FileRequests):
         self, reply: wire.Socket, _fds: list[int], calls: list[tuple[int, tuple[int, ...]]]
     ) -> None:
         """See in a child what the kernel says to system calls, one answer each: errno, or 0."""
-        if os.fork() == 0:
+        if users.fork() == 0:
             try:
                 users.keep_only([reply.fileno()])
                 users.become_for_good(self.settings["uid"])()
@@ -306,7 +306,7 @@ class Agent(FileRequests):
         work: Callable[[], None],
     ) -> None:
         """Let a child do it, which has nothing of ours but these descriptors, and answers itself."""
-        if os.fork() == 0:
+        if users.fork() == 0:
             try:
                 users.keep_only([reply.fileno(), *fds])
                 become()

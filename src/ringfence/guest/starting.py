@@ -140,7 +140,7 @@ def _spawn(
         else:
             if users.is_root:  # else there is one user, and nobody to become
                 become = users.become_for_good(run.uid)
-            started = forked.start(paths, argv, env, actions, become, leads=leads)
+            started = forked.start(paths, argv, env, actions, become, leads=leads, fork=users.fork)
             run.pid, run.failure_fd = started
     finally:
         os.chdir("/")

@@ -23,6 +23,7 @@ is_root = os.getuid() == 0  # whoever is may become other users
 confine: Callable[[], None] | None = None  # called in the child of each exec, before its program
 # Opens the master and the slave of a terminal, given rows and columns, where the agent itself may not.
 new_terminal: Callable[[int, int], tuple[int, int]] | None = None
+fork: Callable[[], int] = os.fork  # how the agent forks
 
 
 def look() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..local.mounts.trusted import Trusted
 
 NAME = "landlock"
+UNASKED = "a filter around this process has a listener: no fork waits for the agent"
 _READY_S = 60.0
 
 
@@ -76,8 +77,8 @@ class LandlockBackend(CommandBackend):
 
     def layout(self) -> cgroups.Layout:
         found = super().layout()
-        # Without a cgroup it is sampled. So are processes, but a bomb is faster than 50 ms.
-        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "network_bytes")))
+        # Without a cgroup memory is sampled, and each fork waits for the agent.
+        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "pids", "network_bytes")))
         self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
         self.saves = True
         return found
@@ -187,6 +188,7 @@ class LandlockBackend(CommandBackend):
             "shared": {"calls": filters.shared_calls(), "place": made.mapped(SHARED_MEMORY)},
             "segments": filters.segment_calls(),
             "scheduling": filters.scheduling_calls(),
+            "forks": [] if is_counted or slot else filters.fork_calls(),
             "tag_base": _new_base(),
         }
 
@@ -211,12 +213,15 @@ class LandlockBackend(CommandBackend):
             wire.send(ours, told, [fd for fd, _access in opened])
             theirs.close()
             try:
-                answer(ours, _READY_S)
+                told_ready, _fds = answer(ours, _READY_S)
             except (SandboxLost, Refused, IsolationError) as exc:
                 raise IsolationError(
                     f"the landlock backend did not start: {last_words(errors) or exc}"
                 ) from exc
             ours.settimeout(None)
+            asks = not told_ready
+            if told["forks"] and not asks:
+                self.refuse_limits(spec, ["pids"], UNASKED)
             agent = _child_of(process.pid)
             if layout.version:
                 limits.check(group, agent)
@@ -238,6 +243,7 @@ class LandlockBackend(CommandBackend):
                 base,
                 loopback,
                 trusted,
+                asks_about_forks=bool(told["forks"]) and asks,
             )
         except BaseException:
             ours.close()

@@ -54,6 +54,7 @@ _NEVER = (
     *("chroot", "syslog", "quotactl", "migrate_pages", "move_pages", "swapon", "swapoff", "acct"),
 )
 _SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+_FORKS = ("clone", "fork", "vfork")  # clone3(2) has its flags in memory: every filter refuses it
 _PRIORITIES = ("setpriority", "getpriority", "ioprio_set", "ioprio_get")
 _PR_SCHED_CORE = 62  # include/uapi/linux/prctl.h
 _F_SETOWN, _F_SETOWN_EX = 8, 15  # include/uapi/asm-generic/fcntl.h
@@ -102,6 +103,13 @@ def segment_calls() -> dict[int, str]:
     """Calls about System V shared memory that the agent judges."""
     numbers = MACHINES[os.uname().machine].numbers
     return {numbers[name]: name for name in ("shmget", "shmat", "shmctl")}
+
+
+@functools.cache
+def fork_calls() -> list[int]:
+    """Calls that make a process or a thread."""
+    numbers = MACHINES[os.uname().machine].numbers
+    return [numbers[name] for name in _FORKS if name in numbers]
 
 
 @functools.cache

@@ -7,9 +7,12 @@ from ...model.capabilities import BackendReport, Capability, Protection
 from ...model.spec import LIGHT, SandboxSpec
 from ...policy.landlock import SCOPE_SIGNAL
 from ..local.agents.posture import AgentReader
+from ..local.host.facts import host
+from ..local.host.mountinfo import read_text
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.protections import degraded, enforced, missing, protections_of
 from ..local.reports import QUOTAS, RULES, STOPPING, each_of, never, report_of
+from ..local.sizes import sizes
 from .rules import handled
 
 TYPE_CHECKING = False
@@ -135,9 +138,28 @@ class LandlockReader(AgentReader):
         return self._held(found, f"{(found or 0) >> 20} MiB {memory_said(group, found or 0)}")
 
     def pids_limit(self) -> Verdict:
-        group = self._landlocked.group
-        found = pids_limit(group) if group.version else None
-        return self._held(found, f"{found}, the guardian included, by cgroup v{group.version}")
+        sandbox = self._landlocked
+        group = sandbox.group
+        if group.version:
+            found = pids_limit(group)
+            return self._held(found, f"{found}, the guardian included, by cgroup v{group.version}")
+        if sandbox.host_ids:
+            text = read_text(f"/proc/{sandbox.pid}/limits")
+            hard = text.partition("Max processes")[2].split(None, 2)[1]
+            if not hard.isdigit():
+                return missing(f"the kernel says {hard}")
+            return enforced(
+                f"{hard} by RLIMIT_NPROC of its own user, the guardian and the agent included"
+            )
+        wanted = sizes(sandbox.spec, host()).pids
+        if not sandbox.asks_about_forks:
+            from .backend import UNASKED
+
+            return degraded(f"{wanted}: sampled every 50 ms, which a fork bomb outruns; {UNASKED}")
+        return degraded(
+            f"{wanted}: each fork waits for the agent, which counts; forks at the same moment may "
+            "exceed it, at most twofold, and are ended"
+        )
 
     def cpu_limit(self) -> Verdict:
         if not self._landlocked.spec.limits.cpus:

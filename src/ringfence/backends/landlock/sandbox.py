@@ -51,6 +51,7 @@ class LandlockSandbox(CommandSandbox):
     """See `BackendSandbox`. Its first process is the guardian, with which everything ends.
 
     Args:
+        asks_about_forks: Each fork waits for the agent, which counts processes.
         tag_base: All its processes have a tag of `guest.without_namespaces.landlocked.TAGS` below this.
     """
 
@@ -73,7 +74,10 @@ class LandlockSandbox(CommandSandbox):
         tag_base: int,
         loopback: Loopback,
         trusted: Trusted | None,
+        *,
+        asks_about_forks: bool,
     ) -> None:
+        self.asks_about_forks = asks_about_forks
         self._tag_base, self._loopback = tag_base, loopback
         super().__init__(
             backend,

@@ -12,13 +12,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
+    from .forks import Forks
     from .metadata import Metadata
     from .shared_memory import Segments, SharedMemory
     from .sockets import Sockets
 
     Words = list[tuple[int, ...]]
 
-# struct seccomp_data: nr, args[0]; the key of the agent's own calls is in args[4], of metadata in args[5].
+# struct seccomp_data: nr, args[0]; the key of the agent's own calls is in args[4], in args[5] of metadata
+# and forks.
 _NUMBER_AT, _FAMILY_AT, _KEY_AT, _METADATA_KEY_AT = 0, 16, 16 + 4 * 8, 16 + 5 * 8
 _AT_FDCWD = -100 & 0xFFFFFFFF
 _INET = (2, 10)  # AF_INET, AF_INET6: the other families ask nobody
@@ -30,6 +32,7 @@ def guard(
     shared: dict[int, str],
     segments: Iterable[int],
     scheduling: Iterable[int],
+    forks: Iterable[int],
     key: int,
 ) -> int:
     """Put the caller and all that it starts under that filter. Precondition: no_new_privs.
@@ -41,6 +44,7 @@ def guard(
             refuses those.
         segments: Numbers of calls about System V shared memory: as those about sockets.
         scheduling: Numbers of calls that read how a thread is scheduled: EPERM for others than the caller.
+        forks: Numbers of calls that make a process: the kernel does them where nobody can be asked.
 
     Returns:
         The descriptor at which questions arrive; -1: a filter above has a listener.
@@ -62,6 +66,10 @@ def guard(
     for number in scheduling:
         own.append(([(_NUMBER_AT, number), (_FAMILY_AT, 0)], seccomp.RET_ALLOW))
         asked.append([(_NUMBER_AT, number)])
+    unlimited: list[Words] = []
+    for number in forks:
+        own.append(([(_NUMBER_AT, number), *_halves(_METADATA_KEY_AT, key)], seccomp.RET_ALLOW))
+        unlimited.append([(_NUMBER_AT, number)])
     opens: list[Words] = []
     for number, name in shared.items():
         flags_at = _FAMILY_AT + (16 if name.endswith("at") else 8)
@@ -70,7 +78,7 @@ def guard(
         asks: list[Words] = [[(flags_at, *flags)] for flags in ASKED]
         opens += [[*call, *each] for each in (asks if "open" in name else [[]])]
     try:
-        asking = [(words, seccomp.RET_USER_NOTIF) for words in [*asked, *opens]]
+        asking = [(words, seccomp.RET_USER_NOTIF) for words in [*asked, *unlimited, *opens]]
         return seccomp.install_listener(notifications.program([*own, *asking]))
     except OSError:
         refused = [(words, seccomp.RET_ERRNO | errno.EPERM) for words in asked]
@@ -99,10 +107,11 @@ class Questions:
         segments: Segments,
         scheduling: Container[int],
         is_member: Callable[[int], bool],
+        forks: Forks,
     ) -> None:
         self.fd, self._metadata, self._sockets, self._shared = fd, metadata, sockets, shared
         self._segments = segments
-        self._scheduling, self._is_member = scheduling, is_member
+        self._scheduling, self._is_member, self._forks = scheduling, is_member, forks
 
     def serve_one(self) -> None:
         """Answer one question. Precondition: there is one to read."""
@@ -110,7 +119,9 @@ class Questions:
             asked = seccomp.receive(self.fd)
         except OSError:
             return  # the caller has ended, or was interrupted
-        if asked.number in self._sockets.network["calls"]:
+        if asked.number in self._forks.calls:
+            self._forks.serve(asked)
+        elif asked.number in self._sockets.network["calls"]:
             self._sockets.serve(asked)
         elif asked.number in self._shared.calls:
             self._shared.serve(asked)

@@ -23,6 +23,7 @@ from ..execs import OomScore
 from ..tags import Tags, tag_of
 from ..watchdog import Watchdog
 from . import asking, metadata
+from .forks import Forks
 from .shared_memory import Segments, SharedMemory
 from .sockets import Sockets
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         shared: Shared
         segments: dict[int, str]  # calls about System V shared memory, by number
         scheduling: list[int]  # numbers of calls that read how a thread is scheduled
+        forks: list[int]  # numbers of calls that make a process; empty where the kernel limits them
         tag_base: int  # tags of this sandbox are `TAGS` numbers from here downwards
 
 
@@ -59,6 +61,8 @@ _MAKE_CHAR = 1 << 6  # LANDLOCK_ACCESS_FS_MAKE_CHAR: a ruleset needs one; grante
 # LANDLOCK_ACCESS_FS_REFER: a ruleset that does not handle it refuses links and renames between directories.
 _REFER = 1 << 13
 _PAUSE_S = 0.001
+UNASKED = b"READY unasked"
+"""Answer of an agent that no filter asks: a filter around it has a listener."""
 ENDED_ALL = 3
 """Exit status of a guardian after which nothing of its sandbox runs."""
 
@@ -143,14 +147,28 @@ def _ask_terminal(asks: wire.Socket, rows: int, columns: int) -> tuple[int, int]
 def _become(uid: int) -> None:
     if not uid:
         return
-    privileges.empty_bounding_set()
     if uid > 0:
+        privileges.empty_bounding_set()
         os.setgroups([])
-    privileges.lock_securebits()
+        privileges.lock_securebits()
+    else:
+        _give_up_rights()
     if uid > 0:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     privileges.empty_capability_sets()
+
+
+def _give_up_rights() -> None:
+    """Root may lack CAP_SETPCAP, for which both ask: `docker run --cap-drop ALL`.
+
+    Without them no_new_privs alone keeps a program of root's from having the capabilities of the bounding set.
+    """
+    try:
+        privileges.empty_bounding_set()
+        privileges.lock_securebits()
+    except PermissionError:
+        pass
 
 
 def _serve(
@@ -176,8 +194,13 @@ def _serve(
         judged, key = settings["judged"], settings["tag_key"]
         network, shared = settings["network"], settings["shared"]
         asked_fd = asking.guard(
-            *(judged["calls"] if judged else (), network["calls"], shared["calls"]),
-            *(settings["segments"], settings["scheduling"], key),
+            judged["calls"] if judged else (),
+            network["calls"],
+            shared["calls"],
+            settings["segments"],
+            settings["scheduling"],
+            settings["forks"],
+            key,
         )
         seccomp.install_filter(settings["seccomp"])
     except OSError as exc:
@@ -187,13 +210,20 @@ def _serve(
         os.close(fd)
     handled = settings["ruleset"]
     users.confine = lambda: confine(handled, settings["refused"])
-    wire.answer(control, b"READY")
+    wire.answer(control, b"READY" if asked_fd >= 0 else UNASKED)
     sockets = Sockets(asked_fd, network, key)
     changes = metadata.Metadata(asked_fd, judged, key) if judged else None
+    base = settings["tag_base"]
+    forks = Forks(
+        *(asked_fd, settings["forks"], key, settings["pids"]), lambda: count(base, zombies=True)
+    )
+    if settings["forks"]:
+        users.fork = forks.fork
     asked = asking.Questions(
         *(asked_fd, changes, sockets, SharedMemory(asked_fd, shared)),
         *(Segments(asked_fd, settings["segments"], key), settings["scheduling"]),
-        lambda pid: _is_member(pid, settings["tag_base"]),
+        lambda pid: _is_member(pid, base),
+        forks,
     )
     agent = LandlockAgent(control, settings, watched, sockets, asked)
     agent.execs.oom_score = oom_score
@@ -225,15 +255,20 @@ def confine(handled: tuple[int, int, int, int], refused: bytes) -> None:
     seccomp.install_filter(refused)
 
 
-def members(base: int) -> list[int]:
+def members(base: int, *, zombies: bool = False) -> list[int]:
     """Processes with a tag of one sandbox, without this one."""
     me = os.getpid()
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [
         pid
         for pid in numbers
-        if pid != me and _is_member(pid, base) and not processes.is_zombie(pid)
+        if pid != me and _is_member(pid, base) and (zombies or not processes.is_zombie(pid))
     ]
+
+
+def count(base: int, *, zombies: bool = False) -> int:
+    """How many processes and threads one sandbox has."""
+    return sum(max(1, processes.threads(pid)) for pid in members(base, zombies=zombies))
 
 
 def _is_member(pid: int, base: int) -> bool:
@@ -290,7 +325,7 @@ class LandlockTags(Tags):
         return members(self._base)
 
     def count(self) -> int:
-        return sum(max(1, processes.threads(pid)) for pid in self._of_all())
+        return count(self._base)
 
     def memory_bytes(self) -> int:
         return sum(processes.resident_bytes(pid) for pid in self._of_all())

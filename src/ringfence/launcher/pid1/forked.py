@@ -33,6 +33,7 @@ def start(
     become: Callable[[], None] | None = None,
     *,
     leads: bool = True,
+    fork: Callable[[], int] = os.fork,
 ) -> tuple[int, int]:
     """Fork, and in the child begin the first of `paths` that can be; actions as for posix_spawn.
 
@@ -45,7 +46,7 @@ def start(
     """
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        pid = os.fork()
+        pid = fork()
     except OSError:
         os.close(read)
         os.close(write)
