@@ -27,7 +27,7 @@ class TestNativeMasked(Connecting, BackendConformance):
     # Processes have other numbers in that /proc: tests/native/test_masked_proc.py has the refusal.
     test_what_runs_goes_on_in_each_fork = None  # type: ignore[assignment]
     test_a_copy_is_as_protected = None  # type: ignore[assignment]
-    test_a_copy_has_the_labels_limits_and_network_that_are_asked_for = None  # type: ignore
+    test_a_copy_has_the_labels_limits_and_network_that_are_asked_for = None  # type: ignore[assignment]
     test_it_goes_back_to_a_mark = None  # type: ignore[assignment]
     test_what_cannot_go_along_is_named_and_all_goes_on = None  # type: ignore[assignment]
     test_a_running_program_goes_on_in_another_sandbox = None  # type: ignore[assignment]

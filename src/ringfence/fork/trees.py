@@ -418,7 +418,8 @@ def _digest_of(place: int, size: int) -> bytes:
                 break
     finally:
         os.close(fd)
-    return digest.digest()
+    found: bytes = digest.digest()
+    return found
 
 
 def open_below(root: int, path: str) -> int:

@@ -60,10 +60,6 @@ class ForkReport(Model):
     left_out: tuple[str, ...] = ()
     copies: tuple[CopiedProcess, ...] = ()
 
-    @classmethod
-    def _nested(cls) -> jsonform.Readers:
-        return {"copies": jsonform.each(CopiedProcess.from_json)}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MergeConflict(Model):
