@@ -66,9 +66,9 @@ def test_each_fork_has_a_hostname_of_its_own_and_keeps_it(sandbox: Sandbox) -> N
         forks = [stack.enter_context(each) for each in sandbox.fork(2)]
         found = {each.run_code(names).text for each in forks}
         files = [each.files.read_text("/etc/hostname").strip() for each in forks]
-        mark = forks[0].mark()
-        forks[0].rewind(mark)
-        mark.close()
+        with forks[0].mark() as mark:
+            for _ in range(3):
+                forks[0].rewind(mark)
         own = forks[0].run_code(names).text
 
         assert "('ringfence', '127.0.0.1')" == before == sandbox.run_code(names).text
@@ -506,6 +506,25 @@ def test_it_goes_back_in_place(sandbox: Sandbox) -> None:
         sandbox.rewind(mark)
     assert "1" == sandbox.run_code("x").text
     assert [] == [each for each in Sandbox.snapshots() if each.session_id == before]
+
+
+def test_later_rewinds_take_a_prebuilt_sandbox_under_the_same_id(sandbox: Sandbox) -> None:
+    before, plans = sandbox.id, []
+    sandbox.run_code("x = 1")
+    with sandbox.mark(processes="required") as mark:
+        for _ in range(3):
+            sandbox.rewind(mark)
+            plans.append(native(sandbox).lockdown["id"])
+            assert before == sandbox.id == sandbox.session.id
+            assert "1" == sandbox.run_code("x").text
+        with pytest.raises(InvalidRequest, match="already exists"):
+            mark.restore(sandbox._as_it_is())
+        (fork,) = sandbox.fork(at=mark)
+        with fork:
+            assert before != fork.id
+            assert "1" == fork.run_code("x").text
+    assert before == plans[0]
+    assert 3 == len(set(plans))
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

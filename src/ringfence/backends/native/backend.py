@@ -148,7 +148,7 @@ class NativeBackend(Runtime, Durable, ProfileStore):
         return ""
 
     def released(self, sandbox: LiveSandbox) -> None:
-        self.prebuilder.ended()
+        self.prebuilder.ended(sandbox.id)
         super().released(sandbox)
 
     def _prebuilt_ids(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class LiveSandbox(InCgroup):
         plan: Plan,
         zygote: Zygote,
     ) -> None:
-        super().__init__(backend, draft.spec, draft.id, draft.mounts, control, -1)
+        super().__init__(backend, draft.spec, draft.spec.id or draft.id, draft.mounts, control, -1)
         self.profile, self.sizes = draft.request.profile, draft.request.sizes
         self.group: Group = draft.group
         self.uid, self.first_host_id = draft.uid, draft.first_host_id

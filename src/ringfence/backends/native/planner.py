@@ -72,7 +72,7 @@ class Draft:
         self.trusted: Trusted | None = None
         self.note: str | None = None  # of the journal
         self.disk: Disk | None = None  # its writable layer, where that is not in memory
-        self.hostname = hostname_of(request.spec, sandbox_id)
+        self.hostname = hostname_of(request.spec, request.spec.id or sandbox_id)
 
     def close(self) -> None:
         for fd in self.fds:

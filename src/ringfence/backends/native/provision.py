@@ -100,8 +100,11 @@ class Provision:
             try:
                 self._zygote = prebuilt.zygote if prebuilt else self._runtime.zygote()
                 spec = self._request.spec
-                sandbox_id = prebuilt.id if prebuilt else self._runtime.new_id(spec)
-                return self._make(planner.Draft(self._request, sandbox_id, self._take_ids()))
+                plan_id = prebuilt.id if prebuilt else ""
+                is_named = spec.id not in (None, plan_id)
+                sandbox_id = plan_id if plan_id and not is_named else self._runtime.new_id(spec)
+                draft = planner.Draft(self._request, plan_id or sandbox_id, self._take_ids())
+                return self._make(draft)
             finally:
                 self._runtime.made(sandbox_id)
 

@@ -297,7 +297,8 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
 
     def _release(self) -> None:
         namespace_fds = self._close()
-        journal.give_up(self.protected, self.note, self.id, self.zygote)
+        # The zygote knows a prebuilt one by the id that it was built with.
+        journal.give_up(self.protected, self.note, self.lockdown["id"], self.zygote)
         self._leave(namespace_fds)
         self.backend.released(self)
 
@@ -318,7 +319,7 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
         of_host = self.host_directory or self.base
         try:
             fds = namespace_fds if few and not (of_host or self.backend.is_making) else []
-            self.zygote.clear_up(self.id, directories, fds)
+            self.zygote.clear_up(self.lockdown["id"], directories, fds)
         finally:
             for fd in namespace_fds:
                 os.close(fd)

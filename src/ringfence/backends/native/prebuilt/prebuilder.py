@@ -59,8 +59,10 @@ class Complete(Prebuilt):
     def fits(self, request: Request) -> bool:
         """Return whether the plan of `request` is likely to be equal; `bind` compares the plans."""
         spec = request.spec
-        if spec.id is not None or spec.mounts or not _is_own(request.base):
+        if spec.mounts or not _is_own(request.base) or not self._owner.may_have(spec.id):
             return False
+        if planner.hostname_of(spec, spec.id or self.id) != self.plan["hostname"]:
+            return False  # it is another fork's
         base = request.base.ids if request.base else (), self.base.ids if self.base else ()
         return base[0] == base[1] and (request.kind, spec.limits) == (self.kind, self.limits)
 
@@ -110,10 +112,10 @@ def _is_own(base: Base | None) -> TypeGuard[Layered | None]:
 
 
 def is_repeatable(draft: Draft, plan: Plan) -> bool:
-    """Return whether nothing in it is the caller's own: no host path, image, network, id or policy."""
+    """Return whether nothing in it is the caller's own: no host path, image, network or policy."""
     if not _is_own(draft.base) or draft.protected or plan["trees"] or plan["placeholders"]:
         return False
-    if draft.spec.id is not None or plan["id_helpers"] or plan["network"] is not None:
+    if plan["id_helpers"] or plan["network"] is not None:
         return False  # of id helpers' ranges there are few
     if plan["disk"] is not None:
         return False  # an image takes its whole size from the disk of the host
@@ -137,7 +139,7 @@ class Prebuilder:
         self._prebuilt: Complete | None = None
         self._until_s = 0.0
         self._alarmed: Zygote | None = None  # calls `hear` when it may be time to discard it
-        self._last_end_s = 0.0
+        self._last_end_s, self._last_end_id = 0.0, ""
         self._delay_s = CALM_S
 
     def take(self, request: Request, zygote: Zygote) -> Complete | None:
@@ -156,12 +158,22 @@ class Prebuilder:
         prebuilt.wake()
         return prebuilt
 
-    def ended(self) -> None:
-        self._last_end_s = time.monotonic()
+    def ended(self, sandbox_id: str) -> None:
+        self._last_end_s, self._last_end_id = time.monotonic(), sandbox_id
+
+    def may_have(self, sandbox_id: str | None) -> bool:
+        """Return whether a sandbox with this id may be a prebuilt one: without a wish, or in a rewind.
+
+        A rewind makes it in place of the one that has just ended, and more may follow. The zygote goes on
+        knowing it by the id that it was built with, so it is none that a later process takes back.
+        """
+        return sandbox_id is None or (
+            sandbox_id == self._last_end_id and not self._backend.outlives
+        )
 
     def follow(self, draft: Draft, plan: Plan, shape: Shape, zygote: Zygote) -> None:
         """After a create: prebuild one that is equal. If that fails, the create stands."""
-        if self._keep_s <= 0 or not is_repeatable(draft, plan):
+        if self._keep_s <= 0 or not is_repeatable(draft, plan) or not self.may_have(draft.spec.id):
             return
         with self._lock:
             self._until_s = time.monotonic() + self._keep_s
@@ -208,7 +220,7 @@ class Prebuilder:
         """The same plan, with what is drawn for each sandbox."""
         own, size, limits = plan.copy(), draft.request.sizes, draft.spec.limits
         own["id"], own["tag_key"] = new_id(self._backend.name), planner.new_key()
-        planner.rename(own, planner.hostname_of(draft.spec, own["id"]))
+        planner.rename(own, planner.hostname_of(draft.spec, draft.spec.id or own["id"]))
         if first_host_id:
             own["uid_map"] = own["gid_map"] = identity.slot_map(first_host_id, draft.uid)
         name = cgroups.group_name(own["id"], self._backend.label())
