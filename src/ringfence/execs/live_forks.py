@@ -91,11 +91,7 @@ class LiveForks(Carry):
             contexts,
             processes,
             tuple(left_out),
-            tuple(
-                copy
-                for view, template in self._held
-                for copy in _copied(view.id, view.argv, template.processes)
-            ),
+            tuple(copy for view, _ in self._held for copy in _copied(view.id, view.argv)),
         )
 
     def _hold(
@@ -199,7 +195,7 @@ class LiveForks(Carry):
                 has_processes=True,
                 contexts=tuple(id for id in is_context if is_context[id]),
                 processes=tuple(id for id in is_context if not is_context[id]),
-                copies=tuple(copy for run in runs for copy in _copied(run.id, run.view().argv, ())),
+                copies=tuple(copy for run in runs for copy in _copied(run.id, run.view().argv)),
             )
 
     def close(self) -> None:
@@ -212,10 +208,9 @@ class LiveForks(Carry):
             self._going_on()
 
 
-def _copied(
-    id: str, argv: Sequence[str], processes: Sequence[tuple[int, str]]
-) -> list[CopiedProcess]:
-    return copied_processes(id, os.path.basename(argv[0]), language_of(argv), processes)
+def _copied(id: str, argv: Sequence[str]) -> list[CopiedProcess]:
+    """Report an exec alone: what was copied with it is not written down, and asking again gives the same."""
+    return copied_processes(id, os.path.basename(argv[0]), language_of(argv), ())
 
 
 def _refused(reason: str, live: Live) -> Unsupported:

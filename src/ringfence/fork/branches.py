@@ -38,7 +38,6 @@ _TOLD = (
 )  # languages whose interpreter draws others by `_reseed` of its kernel
 _INTERPRETERS = {"bash": "bash", "r": "R", "java": "java"}  # children of a kernel in Python
 _NOT_TOLD = "only interpreters of contexts are told to seed their random numbers anew"
-_WIPED = "; memory marked MADV_WIPEONFORK is zero in a copy"
 
 
 def check_arguments(n: object, processes: object) -> None:
@@ -76,7 +75,7 @@ def copied_processes(
 
     Args:
         language: Of the context that it is; empty: it is none.
-        processes: Pid inside and name, parents before their children; empty: the backend copies all as a whole.
+        processes: Pid inside and name, parents before their children; empty: not known.
     """
     if not processes:
         reason = _reason(language) if language else _NOT_TOLD
@@ -84,7 +83,7 @@ def copied_processes(
     inner = _INTERPRETERS.get(language, "")
     found = []
     for number, (pid, name) in enumerate(processes):
-        reason = _NOT_TOLD + _WIPED
+        reason = _NOT_TOLD
         if number == 0 and language:
             reason = "" if inner else _reason(language)
         elif number == 1 and inner and name == inner:

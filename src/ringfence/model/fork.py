@@ -48,8 +48,8 @@ class ForkReport(Model):
         contexts: Ids of the contexts that go on, which are the same in the fork.
         processes: Ids of other processes that go on, which are the same in the fork.
         left_out: Execs that ran in the parent, and are not in the fork: id and command.
-        copies: Processes of what goes on. In gVisor and microVMs, and for a fork that was asked for again
-            under the same key, one for each context and exec.
+        copies: Processes of what goes on. On a server, in gVisor and in microVMs one for each context and exec:
+            their child processes seed nothing anew.
     """
 
     parent: str
