@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -299,3 +300,34 @@ def test_commands(first: Template, wheels: Path) -> None:
     assert "script one\n" == ringfence("run", "--template", "named", "--", "one")
     assert "removed named" in ringfence("template", "remove", "named")
     assert "named" not in ringfence("template", "list")
+
+
+def _failing(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ringfence", *argv]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert 125 == done.returncode
+    return done
+
+
+def test_what_pip_says_of_a_failure_is_printed_once(tmp_path: Path) -> None:
+    """The commands print what pip prints, so their own line leaves it out."""
+    said = "No matching distribution found for absent"
+
+    built = _failing("template", "build", "x", "--pip", "absent", "--find-links", str(tmp_path))
+    ran = _failing("run", "--pip", "six=>1", "--", "true")
+
+    assert 1 == built.stderr.count(said)
+    last = built.stderr.splitlines()[-1]
+    assert last.startswith("ringfence: step `pip install absent` ended with exit code 1 (")
+    assert "check its name and version" in last
+    assert 1 == ran.stderr.count("Invalid requirement")
+    assert "step `pip install 'six=>1'` ended with exit code" in ran.stderr.splitlines()[-1]
+    with pytest.raises(ExecError, match=said):  # the control: the caller was not shown it
+        Template.from_host().pip_install("absent", find_links=str(tmp_path)).build()
+
+
+def test_a_program_that_reads_json_gets_the_reason_there() -> None:
+    ran = _failing("run", "--json", "--pip", "six=>1", "--", "true")
+
+    assert "Invalid requirement" in json.loads(ran.stdout)["error"]["message"]
+    assert 1 == len(ran.stderr.splitlines())

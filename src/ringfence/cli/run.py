@@ -122,7 +122,7 @@ def _with_template(spec: SandboxSpec, given: dict[str, Any]) -> tuple[SandboxSpe
     if "pip" in given:
         from .template import with_packages
 
-        spec = with_packages(spec, given["pip"])
+        spec = with_packages(spec, given["pip"], shows_output=not given.get("json"))
     return apply(spec)
 
 

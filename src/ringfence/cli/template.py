@@ -43,8 +43,11 @@ def main(argv: Sequence[str]) -> int:
     return act(given, arguments)
 
 
-def with_packages(spec: SandboxSpec, packages: Sequence[str]) -> SandboxSpec:
+def with_packages(spec: SandboxSpec, packages: Sequence[str], *, shows_output: bool) -> SandboxSpec:
     """Build the template of these packages, unless it is known; the spec that names it.
+
+    Args:
+        shows_output: Prints what pip prints; otherwise the error has its end.
 
     Raises:
         InvalidRequest: The spec names a template or an image besides.
@@ -57,7 +60,8 @@ def with_packages(spec: SandboxSpec, packages: Sequence[str]) -> SandboxSpec:
             field=field,
             hint="build one with all packages: ringfence template build NAME --pip PACKAGE",
         )
-    image = Template.from_host().pip_install(*packages).build(on_output=_show)
+    on_output = _show if shows_output else None
+    image = Template.from_host().pip_install(*packages).build(on_output=on_output)
     return replace(spec, template=image.id)
 
 

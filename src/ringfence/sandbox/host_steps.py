@@ -224,19 +224,22 @@ def _do(
         argv, timeout_s=timeout_s, on_stdout=on_output, on_stderr=on_output, **more
     )
     if not result.ok:
-        raise failed(name or argv, result)
+        raise failed(name or argv, result, is_shown=on_output is not None)
 
 
 _UNREACHABLE = re.compile(r"WARNING: Retrying|not a trusted or secure host")
 
 
-def failed(command: str | Sequence[StrPath], result: ExecResult) -> ExecError:
-    """Return the error of a step: the command and the end of what it printed."""
+def failed(command: str | Sequence[StrPath], result: ExecResult, *, is_shown: bool) -> ExecError:
+    """Return the error of a step: the command and, unless `on_output` got it, the end of its output."""
     line = command if isinstance(command, str) else shlex.join(os.fspath(each) for each in command)
     how = "took too long" if result.timed_out else f"ended with exit code {result.exit_code}"
     said = (result.stderr_text.strip() or result.stdout_text.strip())[-_SHOWN:]
     what = f"step `{textwrap.shorten(line, _SHOWN // 2, placeholder=' ...')}` {how}"
-    what += f": {said}" if said else ", and printed nothing"
+    if not said:
+        what += ", and printed nothing"
+    elif not is_shown:
+        what += f": {said}"
     hint = "change the step and build again"
     if "No matching distribution" in said:
         hint = (

@@ -139,7 +139,7 @@ class Template:
                 argv, timeout_s=timeout_s, on_stdout=on_output, on_stderr=on_output
             )
             if not result.ok:
-                raise host_steps.failed(command, result)
+                raise host_steps.failed(command, result, is_shown=on_output is not None)
 
         whole: dict[str, Any] = {"network": "none", **options}
         if not self.image and timeout_s is not None:
@@ -219,7 +219,8 @@ class Template:
 
         Raises:
             ImageNotFound: What it starts from is not on this machine.
-            ExecError: A step failed; what steps before it made is kept for the next time.
+            ExecError: A step failed; what steps before it made is kept for the next time. The message
+                has the end of its output, unless `on_output` got it.
         """
         if server is not None:
             with remote.opened(server) as client:
