@@ -83,6 +83,9 @@ def _command_of(argv: Sequence[str]) -> Command | None:
 
 
 def _run(argv: Sequence[str]) -> NoReturn:
+    import gc
+
+    gc.disable()  # a short life, and nothing cyclic in it
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         # Until ours listens: a KeyboardInterrupt in the middle of an import may get lost there.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -102,9 +105,6 @@ def _run(argv: Sequence[str]) -> NoReturn:
 
     bell = Bell()
     bell.hear_signals()
-    import gc
-
-    gc.disable()  # a short life, and nothing cyclic in it
     from .run import main as run
 
     # Nothing is left to flush or close, and an interpreter takes milliseconds to die.

@@ -11,13 +11,13 @@ from ..model.base import checks
 from ..model.base.helpful import helpful, knows_keywords
 from ..model.calls import parse_network
 from ..model.fork import (
-    LINEAGE,
     MOST_ANCESTORS,
     MOST_FORKS,
     PROCESSES,
     CopiedProcess,
     ForkReport,
 )
+from ..model.spec import LINEAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

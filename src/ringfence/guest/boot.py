@@ -90,7 +90,7 @@ def _boot_plainly(settings: Settings) -> tuple[Tags, Listener | None]:
     listener = None
     if settings["seccomp"]:
         # The network may be the host's, with sockets of others.
-        most = netlink_sockets.MOST + netlink_sockets.count()
+        most = wire.MOST_NETLINK_SOCKETS + netlink_sockets.count()
         privileges.set_no_new_privs()
         listener = notifications.Listener(notifications.guard(serves=True), most)
         seccomp.install_filter(settings["seccomp"])

@@ -6,8 +6,6 @@ from .base.model import Model
 from .base.record import dataclass
 from .changes import PathChange
 
-LINEAGE = "ringfence.lineage"
-"""Label of a fork: ids of the sandboxes that it descends from, the first one first, separated by spaces."""
 MOST_FORKS = 1000
 MOST_ANCESTORS = 16
 PROCESSES = ("auto", "none", "required")

@@ -26,6 +26,9 @@ OWN_ROOT = "own_root"
 DEBUG = "debug"
 UNRESTRICTED = "unrestricted"
 
+LINEAGE = "ringfence.lineage"
+"""Label of a fork: ids of the sandboxes that it descends from, the first one first, separated by spaces."""
+
 _YEAR_S = 366 * 86_400
 _LONGEST_IMAGE = 1000
 _DIGEST = 71  # characters of sha256: and 64 digits

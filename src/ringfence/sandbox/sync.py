@@ -659,7 +659,7 @@ class Sandbox:
 
     def _as_it_is(self) -> SandboxSpec:
         """Return the spec of what is restored in its place."""
-        from ..model.fork import LINEAGE
+        from ..model.spec import LINEAGE
 
         spec = self._inner.spec.altered(secrets=self.spec.secrets)
         labels = {**spec.labels, LINEAGE: spec.labels.get(LINEAGE, "")}

@@ -11,7 +11,6 @@ import marshal
 import os
 
 from ...errors import IsolationError, SandboxLost
-from ...launcher import placeholders
 from .host import owner
 from .host.own_places import own_directory, place_in, remove_tree
 
@@ -81,6 +80,8 @@ def path_of(sandbox_id: str, label: str = "") -> str | None:
 
 def erase(path: str | None) -> None:
     if path is not None:
+        from ...launcher import placeholders
+
         placeholders.erase_note(path)
 
 
@@ -111,6 +112,8 @@ def sweep(label: str = "", living: Container[str] = ()) -> None:
             with open(path, "rb") as file:
                 data = file.read()
             if data.startswith(_HEADER):
+                from ...launcher import placeholders
+
                 placeholders.remove(marshal.loads(data[len(_HEADER) :]))
         except (OSError, ValueError, EOFError, TypeError):
             pass

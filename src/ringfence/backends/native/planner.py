@@ -6,24 +6,22 @@ import os
 import resource
 import stat
 
-from ...launcher.pid1.netlink_sockets import MOST as MOST_NETLINK_SOCKETS
+from ...launcher import wire
 from ...linux import namespaces
-from ...model.fork import LINEAGE
 from ...model.mount import ALWAYS_THERE, MEMORY_DIR, READ_WRITE, Mount
 from ...model.session import ResolvedMount
+from ...model.spec import LINEAGE
 from ...policy import filters, landlock
 from ..local.host import identity
 from ..local.host.facts import Host
-from ..local.mounts import sources, template
-from ..local.mounts.denied import deny_paths
-from ..local.mounts.protect import Protected, hold_template, prepare_mount_point, protect_mount
+from ..local.mounts import template
 from ..local.session import (
     all_mounts,
     must_make,
     session_root,
     steps_of_own,
 )
-from . import connecting, ids
+from . import ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from ..local.host.cgroups import Group
     from ..local.mounts.disks import Disk
+    from ..local.mounts.protect import Protected
     from ..local.mounts.trusted import Trusted
     from ..local.sizes import Sizes
     from .profiles import Profile
@@ -127,6 +126,8 @@ def make_plan(draft: Draft, host: Host) -> Plan:
         draft.steps.append(("session_dir", workdir))
         draft.writable.append(workdir)
     if spec.deny:
+        from ..local.mounts.denied import deny_paths
+
         steps, covered = deny_paths(spec, draft.mounts)
         draft.steps += steps
         draft.protected += covered
@@ -137,6 +138,8 @@ def _add_mount(draft: Draft, mount: Mount, host: Host) -> None:
     if not mount.is_host_path:
         _add_session_mount(draft, mount)
         return
+    from ..local.mounts.protect import hold_template, prepare_mount_point, protect_mount
+
     index = len(draft.trees)
     tree, fd = host_tree(mount, draft.uid, draft.first_host_id, host)
     draft.trees.append(tree)
@@ -179,6 +182,8 @@ def host_tree(mount: Mount, uid: int, first_host_id: int, host: Host) -> tuple[T
         InvalidRequest: It does not exist or may not be seen by the caller.
         Unsupported: See `ids.check_mount`.
     """
+    from ..local.mounts import sources
+
     ids.check_mount(mount, first_host_id)
     # The source's owner appears as the sandbox's user, and what that one creates is the owner's.
     inside = identity.host_id(first_host_id, uid) if host.trusted_root else None
@@ -232,7 +237,7 @@ def _plan(draft: Draft, host: Host, isolated: bool) -> Plan:
         "terminals": size.terminals,
         "no_new_privs": profile.no_new_privs,
         "seccomp": _filter(profile, draft, tag_key),
-        "netlink_sockets": MOST_NETLINK_SOCKETS,
+        "netlink_sockets": wire.MOST_NETLINK_SOCKETS,
         "connects": draft.connects,
         "tag_key": tag_key,
         "landlock": None if rules.is_empty else _landlock(rules, host, draft.spec),
@@ -366,9 +371,12 @@ def connects_by_init(
     Landlock must forbid making sockets in the host's directories. PID 1 has one user's rights, and
     a custom system-call filter might block its work.
     """
+    if not draft.host_directory:
+        return False
+    from . import connecting
+
     return (
-        draft.host_directory
-        and not rules.refuses_host_sockets
+        not rules.refuses_host_sockets
         and profile.unix_sockets is None
         and profile.seccomp
         and profile.policy is None

@@ -7,7 +7,6 @@ import resource
 from ...errors import InvalidRequest, Unsupported
 from ...model.capabilities import NAMESPACES
 from ...model.spec import LIGHT
-from ...policy.protected import check_names
 from ..local.host import identity
 from ..local.host.facts import host
 from ..local.host.mountinfo import masks_of_proc
@@ -169,7 +168,10 @@ def check(spec: SandboxSpec) -> None:
     check_least(spec, LEAST)
     check_sources(spec)
     check_given_secrets(spec)
-    check_names(spec.unprotect)
+    if spec.unprotect:
+        from ...policy.protected import check_names
+
+        check_names(spec.unprotect)
 
 
 def _check_open_files(wanted: int | None) -> None:

@@ -23,7 +23,6 @@ from ..local.host import identity
 from ..local.host.facts import host
 from ..local.session import environment
 from ..optional import BootIdentity, CpuClock, DurableSandbox, Forkable, Layered
-from .files import NativeFiles
 from .live import LiveSandbox
 from .network import NativeNetwork
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from ...snapshots.differences import Part
     from ..optional import ProcessTemplate
     from ..protocol import BackendExec
+    from .files import NativeFiles
     from .live import Home
     from .planner import Draft
     from .zygote import Zygote
@@ -62,10 +62,19 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
         self, backend: Home, draft: Draft, control: wire.Socket, plan: Plan, zygote: Zygote
     ) -> None:
         super().__init__(backend, draft, control, plan, zygote)
-        self.files = NativeFiles(self)
+        self._files: NativeFiles | None = None
         self.network = NativeNetwork(self, [], draft.trusted)
         self._environment = environment(self.spec, self.network.environment())
         self._ending: list[int] = []
+
+    @property
+    def files(self) -> NativeFiles:
+        """See `BackendSandbox`; read when first used, which a lone command never does."""
+        if self._files is None:
+            from .files import NativeFiles
+
+            self._files = NativeFiles(self)
+        return self._files
 
     # -- describing -------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ BARE = "python3 -c pass"
 
 def measure(settings: Settings) -> Iterator[Row]:
     """Beside the same interpreter doing nothing."""
-    target = Target(must=4.0, aim=2.0)
+    target = Target(must=2.5, aim=2.0)
     ours = [*_command(), "run", "--", "true"]
     problem = _problem(ours)
     if problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ...errors import InvalidRequest
-from ...model.fork import LINEAGE
+from ...model.spec import LINEAGE
 from .. import tables
 from ..terminal import size
 from . import remote

@@ -21,13 +21,14 @@ from ...model.capabilities import Protection
 from ...model.changes import Changes
 from ...model.execs.exec import ExecResult
 from ...model.execs.exec_view import ExecView
-from ...model.fork import LINEAGE, ForkReport, Merged
+from ...model.fork import ForkReport, Merged
 from ...model.granted import SandboxCapabilities
 from ...model.limits import Limits
 from ...model.net.netlog import NetworkEvent
 from ...model.net.network import NetworkPolicy
 from ...model.sandbox import SandboxView
 from ...model.session import ResolvedMount, Session, Snapshot
+from ...model.spec import LINEAGE
 from ...model.stats import SandboxStats
 from ..copies import pack_snapshot, pack_tree
 from ..exposure import RemoteExposure, connect

@@ -13,8 +13,6 @@ import errno
 from ...linux import seccomp
 from . import processes
 
-MOST = 64  # of some 208 KiB each, the default of net.core.rmem_default
-
 
 def count() -> int:
     """How many are open in our network namespace; more than there may be where that is not told."""

@@ -13,7 +13,7 @@ from ...backends import optional
 from ...errors import RingfenceError, SnapshotNotFound, Unsupported
 from ...model.execs.exec import ExecRequest
 from ...model.files import FILE
-from ...model.fork import LINEAGE
+from ...model.spec import LINEAGE
 from ...policy.seccomp import SeccompPolicy
 from ..lab import Lab
 from ..running import wait_done

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import _signal as signal
 import _socket as socket
+import _struct as struct
 import errno
 import os
 import select
-import struct
 import time
 from _thread import allocate_lock
 

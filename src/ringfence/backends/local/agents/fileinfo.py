@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import stat
 
@@ -33,7 +32,11 @@ def describe(path: str, name: str, mode: int, size: int, mtime_ns: int, link: st
 def first_names(names: Iterable[str], after: str, most: int | None) -> list[str]:
     """The first `most` of `names` after one of them, sorted; the others are not held in memory."""
     wanted = (name for name in names if name > after)
-    return sorted(wanted) if most is None else heapq.nsmallest(most, wanted)
+    if most is None:
+        return sorted(wanted)
+    import heapq
+
+    return heapq.nsmallest(most, wanted)
 
 
 def absolute(root: str, path: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import _socket
+import _struct as struct
 import fcntl
 import os
-import struct
 
 from ....launcher import wire
 from ..host.facts import out_of_files
