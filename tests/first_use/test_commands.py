@@ -138,6 +138,14 @@ COMMANDS: list[tuple[str, str, str]] = [
     ("serve --outlive -5", "'-5'", "5s"),
     ("serve --state-dir {long}", "too long", "shorter path"),
     ("serve --state-dir plain.txt/x", "plain.txt/x", "this user may write"),
+    ("serve --state-dir plain.txt", "plain.txt", "this user may write"),
+    ("serve --listen 127.0.0.1:70000", "'70000' is not a port", "as 127.0.0.1:7878"),
+    ("serve --listen :8080", "':8080'", "0.0.0.0:7878"),
+    ("serve --listen *:8080", "'*:8080'", "0.0.0.0:7878"),
+    ("serve --config .", "directory", "JSON configuration file"),
+    ("mcp --http 127.0.0.1:99999", "99999", "127.0.0.1:8765"),
+    ("backup plain.txt", "state.sqlite3", "--state-dir"),
+    ("restore .", "is not a complete backup", "ringfence backup"),
 ]
 RUN: list[tuple[str, str, str]] = [
     ("--memroy 256m", "--memroy", "did you mean --memory?"),
@@ -249,7 +257,7 @@ RUN: list[tuple[str, str, str]] = [
     ("--mount .:/../work", "'..'", "without it"),
     ("--mount plain.txt:/tmp", "/tmp", "a file cannot be mounted on a directory"),
     ("--mount .:/dev", "/dev", "as /work"),
-    ("--mount C:/Users/me:/work", "C:/Users/me", "must exist on the host"),
+    ("--mount C:/Users/me:/work", "C:/Users/me", "/mnt/c/Users"),
     ("--net 10.0.0.5/8", "'10.0.0.5/8'", "for the network write 10.0.0.0/8"),
     ("--net 2001:db8::1/32", "'2001:db8::1/32'", "2001:db8::/32"),
     ("--net user@example.com", "'user@example.com'", "example.com"),
@@ -266,6 +274,48 @@ RUN: list[tuple[str, str, str]] = [
     ("--tier 2", "'2'", "light or strong"),
     ("-i", "-i", "standard input is passed on"),
     ("-p 80:80", "-p", "expose(PORT)"),
+    ("--timeout 0", "--timeout", "between 0.001 and"),
+    ("--memory 512Mi", "'512Mi'", "256m"),
+    ("--memory 1,5g", "'1,5g'", "256m"),
+    ("--memory 99999999g", "--memory", "between 1048576 and"),
+    ("--env MY-VAR=1", "'MY-VAR'", "as MY_VAR"),
+    ("--env 1A=1", "'1A'", "as _1A"),
+    ("--env A=1 --env A=2", "'A' is given twice", "each name once"),
+    ("--env-file .env", "--env-file", "--env NAME=VALUE"),
+    ("--here=rw --here", "--here: is given twice", "once"),
+    ("--here=/tmp", "'/tmp'", "--here=rw"),
+    (r"--mount C:\Users\me:/work", r"C:\Users\me", "/mnt/c/Users"),
+    (r"--mount .:C:\work", "a path of Windows", ".:/work"),
+    (r"--workdir C:\work", "not an absolute path", "as /"),
+    ("--mount *.py:/work", "*.py", "only a shell expands patterns"),
+    ("--mount $NOPE/x:/work", "$NOPE/x", "only a shell expands variables"),
+    ("--mount .:/work:", "'.:/work:'", "remove the colon at the end: .:/work"),
+    ("--mount plain.txt/x:/work", "Not a directory", "must exist"),
+    ("--memory-dir plain.txt", "plain.txt", "must be a directory"),
+    ("--workdir /etc/passwd", "/etc/passwd: Not a directory", "existing directory"),
+    ("--net example.com:-1", "'-1' is not a port", "1 to 65535"),
+    ("--net example.com:70000", "'70000' is not a port", "1 to 65535"),
+    ("--net ssh://git@github.com", "ssh://", "without the URL: github.com"),
+    ("--net git@github.com:me/x.git", "'git@github.com'", "without the user: github.com"),
+    ("--net ftp://example.com", "ftp://", "without the URL: example.com"),
+    ("--net 0.0.0.0", "where servers listen", "127.0.0.1:PORT"),
+    ("--net [::]:80", "where servers listen", "127.0.0.1:PORT"),
+    ("--net 443", "'443'", "as example.com:443"),
+    ("--net-log nope/x", "'nope/x'", "choose a path"),
+    ("--net unrestricted --secret github.com=HOME", "--secret", "--net HOST"),
+    ("--secret github.com=ghp_0aB1cD2eF3", "'github.com=...'", "not the secret"),
+    ("--secret HOME", "'HOME'", "as api.test=API_TOKEN"),
+    ("--image alpine.tar", "the name of a file", "image load PATH NAME"),
+    (r"--image C:\img.tar", "a path is not an image", "image load PATH NAME"),
+    ("--image alpine@latest", "sha256", "NAME[:TAG]"),
+    ("--pip requirements.txt", "the name of a file", "each package"),
+    ("--verbose", "--verbose", "ringfence doctor"),
+    ("--debug", "--debug", "--profile debug"),
+    ("--shell", "--shell", "sh -c SCRIPT"),
+    ("--no-net", "--no-net", "without --net there is none"),
+    ("--output x", "--output", "> FILE"),
+    ("-c echo", "-c", "sh -c SCRIPT"),
+    ("--backend native --tier strong", "tier light", "omit the backend"),
 ]
 """Options of `run`; the command behind them would say that it has started."""
 ENDED: list[tuple[str, int, str, str]] = [
@@ -285,6 +335,9 @@ ENDED: list[tuple[str, int, str, str]] = [
     ("-- ./plain.txt", 126, "./plain.txt", "chmod +x"),
     ("-- apt-get install -qqq zzqx", 100, "host's programs", "--image"),
     ("--here . true", 126, ".", "is a directory"),
+    ("-- src", 127, "src", "is a directory, not a command"),
+    ("-- notepad.exe", 127, "notepad.exe", "those of Linux"),
+    (r"-- 'C:\Python\python.exe' x.py", 127, "python.exe", "those of Linux"),
 ]
 """Commands that cannot be told to be mistakes before they run."""
 
@@ -319,6 +372,40 @@ def test_commands_that_end(line: str, code: int, fault: str, remedy: str, place:
     assert code == result.returncode
     assert 6 >= result.stderr.count("\n")
     answers(result.stderr, fault, remedy)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault", "remedy"),
+    [
+        ("", "TOKEN is empty", "export TOKEN="),
+        ("a\n", "no HTTP header", "line break"),
+        (" a", "starts or ends with a space", "do not preserve"),
+    ],
+)
+def test_secrets_that_no_header_can_have(
+    value: str, fault: str, remedy: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", value)
+
+    result = command(["run", "--secret", "api.test=TOKEN", "--", "echo", "started"], place)
+
+    assert (OWN_FAILURE, "") == (result.returncode, result.stdout)
+    answers(result.stderr, fault, remedy)
+
+
+def test_a_terminal_and_separate_streams_exclude_each_other(place: Path) -> None:
+    result = command(["run", "--json", "--tty", "--", "echo", "started"], place)
+
+    assert OWN_FAILURE == result.returncode
+    assert "started" not in result.stdout
+    answers(result.stderr, "--tty: cannot be combined with --json", "remove one")
+
+
+def test_a_secret_in_place_of_its_variable_is_not_printed(place: Path) -> None:
+    result = command(["run", "--secret", "api.test=ghp_0aB1cD2eF3", "--", "true"], place)
+
+    assert OWN_FAILURE == result.returncode
+    assert "ghp_" not in result.stderr
 
 
 def test_the_control_runs(place: Path) -> None:

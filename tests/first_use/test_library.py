@@ -12,6 +12,8 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -99,6 +101,31 @@ CREATE: list[tuple[dict[str, Any], str, str]] = [
     ({"server": "unix:/" + "a" * 300}, "107 bytes", "ringfence serve"),
     ({"backend": "firecracker"}, "'firecracker'", "use microvm"),
     ({"spec": "python:3.12"}, "'python:3.12'", 'image="python:3.12"'),
+    ({"limits": {"memory_bytes": "512Mi"}}, "'512Mi'", "256m"),
+    ({"limits": {"memory_bytes": b"1g"}}, "b'1g'", 'as "256m"'),
+    ({"limits": {"memory_mb": 512}}, "limits.memory_mb", "did you mean memory_bytes?"),
+    ({"limits": {"wall_time_s": timedelta(minutes=5)}}, "timedelta", "as 300"),
+    ({"limits": {"cpus": Decimal("1.5")}}, "Decimal", "as 1.5"),
+    ({"ttl_s": timedelta(hours=1)}, "timedelta", "as 3600"),
+    ({"env": {"A=B": ""}}, "'A=B' is not a variable name", 'as {"A": "B"}'),
+    ({"env": {"MY VAR": "a"}}, "'MY VAR'", "as MY_VAR"),
+    ({"env": "A=b"}, "str", '{"NAME": "value"}'),
+    ({"mounts": r"C:\Users\me:/work"}, r"C:\Users\me", "/mnt/c/Users"),
+    ({"mounts": "~/nope:/work"}, "~/nope", "only a shell expands ~"),
+    ({"mounts": [None]}, "NoneType", '".:/work:rw"'),
+    ({"network": "0.0.0.0"}, "where servers listen", "127.0.0.1:PORT"),
+    ({"network": "example.com:70000"}, "'70000' is not a port", "1 to 65535"),
+    ({"network": 443}, "443", "'example.com,*.example.org'"),
+    ({"network": "git@github.com"}, "'git@github.com'", "without the user: github.com"),
+    ({"image": "alpine.tar"}, "the name of a file", "image load PATH NAME"),
+    ({"user": "1000:1000"}, "'1000:1000'", "1000"),
+    ({"labels": ["a"]}, "list", '{"NAME": "value"}'),
+    ({"id": "../x"}, "'../x'", "use a-z"),
+    ({"deny": ["x"]}, "'x'", "as /x"),
+    ({"packages": ["pandas"]}, "packages", "pip_install(NAME)"),
+    ({"snapshot": "x"}, "snapshot", "Sandbox.restore(ID)"),
+    ({"hostname": "x"}, "hostname", "remove it"),
+    ({"tags": {}}, "tags", "labels="),
 ]
 NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("Sandbox()", R.Sandbox, "Sandbox()", "Sandbox.create"),
@@ -147,6 +174,21 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("manager config", lambda: R.SessionManager({"pool": 3}), "config.pool", "enabled, min_warm"),
     ("manager twice", lambda: R.SessionManager(backends=["native"] * 2), "'native'", "once"),
     ("template run", lambda: R.Template.from_host().run(""), "command", "give a value"),
+    (
+        "template file of names",
+        lambda: R.Template.from_host().pip_install("requirements.txt"),
+        "the name of a file",
+        "each package",
+    ),
+    (
+        "template two in one",
+        lambda: R.Template.from_host().pip_install("pandas numpy"),
+        "several packages",
+        "pandas, then numpy",
+    ),
+    ("client with", lambda: enter(R.AsyncClient("http://h")), "AsyncClient", "`async with`"),
+    ("client async with", lambda: enter_async(R.Client("http://h")), "Client is not", "`with`"),
+    ("client await", lambda: wait_for(R.Client("http://h")), "Client is not", "AsyncClient"),
     ("template path", lambda: R.Template.from_host().pip_install("./x"), "'./x'", "find_links="),
     ("template git", lambda: R.Template.from_host().pip_install("git+https://x"), "git+", "find_l"),
     ("template default", lambda: R.Template.from_host().build("default"), "'default'", "another"),
@@ -166,6 +208,26 @@ NAMES: list[tuple[str, Callable[[], object], str, str]] = [
     ("client class", lambda: R.Client.get("x"), "Client.get()", "Client(ADDRESS)"),
     ("size", lambda: R.parse_size("1m", unit="k"), "'unit'", "one of text, field"),
 ]
+
+
+def enter(thing: Any) -> None:
+    with thing:
+        pass
+
+
+def enter_async(thing: Any) -> None:
+    async def entered() -> None:
+        async with thing:
+            pass
+
+    asyncio.run(entered())
+
+
+def wait_for(thing: Any) -> None:
+    async def waited() -> None:
+        await thing
+
+    asyncio.run(waited())
 
 
 def mount_twice(box: Any) -> object:
@@ -302,6 +364,13 @@ INSIDE: list[tuple[str, Callable[[Any], object], str, str]] = [
     ("expose", lambda box: box.expose("8000"), "'8000'", "as 8000"),
     ("mount", lambda box: box.mount("./nope:/w"), "/nope", "must exist"),
     ("mount twice", mount_twice, "read-only mount", "choose a target"),
+    ("await", wait_for, "Sandbox is not asynchronous", "remove `await`, or use AsyncSandbox"),
+    ("async with", enter_async, "Sandbox is not asynchronous", "write `with`, or use AsyncS"),
+    ("with", lambda box: enter(R.AsyncSandbox(box)), "is asynchronous", "write `async with`"),
+    ("await a result", lambda box: wait_for(box.exec(["true"])), "ExecResult", "await"),
+    ("result as text", lambda box: box.exec(["true"]).strip(), "'strip'", "use text"),
+    ("result as bytes", lambda box: box.exec(["true"]).decode(), "'decode'", "stdout, which is"),
+    ("context await", lambda box: wait_for(box.context()), "Context is not", "AsyncContext"),
 ]
 CLOSED: list[tuple[str, Callable[[Any], object]]] = [
     ("exec", lambda box: box.exec(["true"])),

@@ -31,7 +31,7 @@ OPTIONS = spread(
         "--rm --detach -d --init": _NOTHING,
         "--network --allow-net --share-net --internet": _NET,
         "-m --mem --memory-limit --ram": "use --memory 256m",
-        "--cpu --cpuset-cpus -c": "use --cpus 0.5",
+        "--cpu --cpuset-cpus": "use --cpus 0.5",
         "-e --environment --setenv": "use --env NAME=VALUE",
         "-w --cwd --chdir -C": "use --workdir DIR",
         "-u --uid": "use --user NAME|UID",
@@ -62,6 +62,14 @@ OPTIONS = spread(
         "--label": "use `ringfence create --label`: sandboxes of `run` have no labels",
         "--ttl --idle-timeout": "use --timeout 5m: the sandbox ends with its command",
         "--snapshot": "use `ringfence create --snapshot ID`",
+        "--verbose -V": "use --json for what happened, or `ringfence doctor`",
+        "--debug": "use --profile debug for debuggers inside; RINGFENCE_DEBUG=1 shows tracebacks",
+        "--shell --bash": "use -- sh -c SCRIPT",
+        "--no-net --no-network --offline": "remove the option: without --net there is none",
+        "--command --exec": "the command follows `--`",
+        "-c": "use --cpus 0.5; for a script: -- sh -c SCRIPT",
+        "-o --output": "redirect it in the shell: -- CMD > FILE",
+        "--stdin-file --input": "redirect it in the shell: -- CMD < FILE",
         "--server --key-file": (
             "`run` needs no server; on one: `ringfence create --server ADDRESS`, then `ringfence exec`"
         ),
@@ -279,15 +287,21 @@ def _of_a_name(name: str, *, is_shown: bool) -> list[str]:
         return [f"do not quote the whole command: -- {name}; or: -- sh -c '{name}'"]
     if name in _SHELL_WORDS:
         return [f"{name} is a shell builtin: use -- sh -c '{name} ...'"]
-    if is_shown:
-        return []
+    return [] if is_shown else _of_no_program(name)
+
+
+def _of_no_program(name: str) -> list[str]:
     if "/" in name:
         if not os.path.exists(name):
             return [f"{name} does not exist on this host"]
         how = "python3" if name.endswith(".py") else "sh"
         return [] if os.access(name, os.X_OK) else [f"chmod +x {name}, or use -- {how} {name}"]
+    if "\\" in name or name.endswith(".exe"):
+        return [f"programs in a sandbox are those of Linux, and {name} is one of Windows"]
     if ":" in name or name in _IMAGES:
         return [f"an image is an option: --image {name} -- CMD ARG..."]
+    if os.path.isdir(name):
+        return [f"{name} is a directory, not a command"]
     if os.path.isfile(name):
         how = "python3 " if name.endswith(".py") else "sh " if name.endswith(".sh") else "./"
         return [f"did you mean {how}{name}?"]

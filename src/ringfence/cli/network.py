@@ -109,10 +109,15 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
         rule = NetworkRule(host, ports or _HTTPS, credential=credential)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{text!r}: {exc.message}", field="secret", hint=exc.hint) from exc
-    value = os.environ.get(name, "")
+    value = os.environ.get(name)
     if not value:
         hint = f"export {name}=..., so that the value is not on a command line"
-        raise InvalidRequest(f"{text!r}: {name} is not set", field="secret", hint=hint)
+        what = f"{text!r}: {name} is {'not set' if value is None else 'empty'}"
+        if value is None and not name.isupper():
+            # It may be the secret, and what is printed may be kept.
+            what = f"'{where}=...': there is no variable of that name"
+            hint = "name a variable, not the secret: export API_TOKEN=..., then HOST=API_TOKEN"
+        raise InvalidRequest(what, field="secret", hint=hint)
     return rule, value
 
 

@@ -118,7 +118,11 @@ def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[s
                 forms = [f"{option.flag}={each}" for each in option.words.split()]
                 hint = " or ".join([option.flag, *forms])
                 raise InvalidRequest(f"takes no value {value!r}", field=option.flag, hint=hint)
-            given[option.name] = value if equals else True
+            setting = value if equals else True
+            if given.setdefault(option.name, setting) != setting:
+                forms = [f"{option.flag}={each}" for each in option.words.split()]
+                what = f"is given twice, in two forms of {', '.join([option.flag, *forms])}"
+                raise InvalidRequest(what, field=option.flag, hint="give the option once")
             continue
         if not equals:
             if at == len(argv) or argv[at] == "--":

@@ -109,7 +109,9 @@ def environment(pairs: Sequence[str]) -> dict[str, str]:
         if not equals:
             hint = f'as {pair}=value; this shell\'s own: --env {pair}="${pair}"'
             raise InvalidRequest(f"{pair!r} is not K=V", field="env", hint=hint)
-        found[key] = value
+        if found.setdefault(key, value) != value:
+            what = f"{key!r} is given twice, with {found[key]!r} and {value!r}"
+            raise InvalidRequest(what, field="env", hint="give each name once")
     return found
 
 

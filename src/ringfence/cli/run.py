@@ -212,7 +212,13 @@ def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None
 def wants_terminal(given: dict[str, Any]) -> bool:
     """Return whether the command gets a terminal: on `--tty`, or if all three of our streams are
     one.
+
+    Raises:
+        InvalidRequest: `--json` besides, which keeps the streams apart.
     """
+    if given.get("json") and given.get("tty"):
+        hint = "remove one: on a terminal, standard output and error are one stream"
+        raise InvalidRequest("cannot be combined with --json", field="tty", hint=hint)
     if given.get("json"):
         return False
     if given.get("tty"):

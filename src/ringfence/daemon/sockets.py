@@ -127,5 +127,10 @@ def read_address(where: str) -> tuple[str, int]:
             raise ValueError
     except ValueError:
         hint = f"as {host or '127.0.0.1'}:7878" if where == host else "as 127.0.0.1:7878"
-        raise InvalidRequest(f"{where!r} is not ADDRESS:PORT", field="listen", hint=hint) from None
+        if host in ("", "*") and where != host:
+            hint = "as 127.0.0.1:7878; for every address of this host 0.0.0.0:7878"
+        what = f"{where!r} is not ADDRESS:PORT"
+        if port.lstrip("-").isdigit() and not 0 <= int(port) <= 65535:
+            what = f"{port!r} is not a port: 0 to 65535"
+        raise InvalidRequest(what, field="listen", hint=hint) from None
     return host, number

@@ -13,6 +13,7 @@ from ..errors import InvalidRequest
 
 DOCKER_HUB = "docker.io"
 _HUB_API = "registry-1.docker.io"
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst", ".oci")
 _MOST = 512
 _REPOSITORY = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
@@ -43,6 +44,8 @@ class Reference:
             raise InvalidRequest("must not be empty", field="image", hint="as alpine:3.20")
         if len(text) > _MOST:
             raise _not_one(text[:40] + "...", "is too long")
+        if text.endswith(_ARCHIVES) and not {"/", ":"} & {*text}:
+            raise _not_one(text, "is the name of a file")
         name, at, digest = text.partition("@")
         if at and not is_digest(digest):
             raise _not_one(text, "has a digest that is not sha256: and 64 hexadecimal digits")
@@ -95,7 +98,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _not_one(text: str, what: str) -> InvalidRequest:
     hint = "an image is named [REGISTRY/]NAME[:TAG][@sha256:DIGEST], in lower case"
-    if text.startswith(("./", "../", "/", "~")):
+    if text.startswith(("./", "../", "/", "~")) or "\\" in text or text.endswith(_ARCHIVES):
         hint = "a path is not an image: use `ringfence image load PATH NAME`, then NAME"
     elif "://" in text:
         hint = "write the image without the URL, as alpine:3.20 or ghcr.io/OWNER/NAME:TAG"

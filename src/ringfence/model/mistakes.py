@@ -60,6 +60,15 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "metadata": "metadata= is a parameter of Client.create; here: labels=",
         "python": 'use exec(["python3", "-c", CODE])',
         "ports": "use sandbox.expose(PORT)",
+        "packages requirements libraries dependencies pip pip_install": (
+            "build Template.from_host().pip_install(NAME), then template="
+        ),
+        "dockerfile": "build it with another tool, then `ringfence image load PATH NAME`, image=NAME",
+        "tags meta": 'use labels={"NAME": "value"}',
+        "lifetime max_lifetime auto_stop_interval": "use ttl_s=SECONDS",
+        "snapshot snapshot_id from_snapshot": "use Sandbox.restore(ID)",
+        "hostname": "a sandbox has a name of its own that nothing changes; remove it",
+        "token key": 'use server=Client("https://...", key="...")',
         "privileged": 'profile="unrestricted" removes protections',
     },
     "exec()": {
@@ -159,6 +168,9 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "success succeeded": "ok",
         "check_returncode raise_for_status check raise_for_error": "ok, which says whether it succeeded",
         "json": "json.loads(result.stdout)",
+        "strip split decode replace startswith endswith lower find read": (
+            "text, a str, or stdout, which is bytes"
+        ),
         "lines splitlines": "text.splitlines()",
         "duration elapsed": "duration_s",
     },
@@ -323,6 +335,12 @@ def as_number(value: object, field: str) -> str:
 
     if isinstance(value, float) and value.is_integer():
         return f"as {int(value)}"
+    if hasattr(value, "total_seconds"):
+        return f"as {value.total_seconds():.12g}"
+    if hasattr(value, "as_tuple"):  # decimal.Decimal
+        return f"as {float(value):.12g}"  # type: ignore[arg-type]
+    if isinstance(value, bytes) and field.endswith("bytes"):
+        return 'as "256m"'
     if not isinstance(value, str):
         return ""
     try:

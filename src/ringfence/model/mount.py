@@ -120,8 +120,13 @@ class Mount(Model):
             hint = f"the target is missing: as {start}:/work or {start}:/work:rw"
             if given.startswith("type="):
                 hint = "write SRC:DST, as .:/work:rw"
+            elif colon and ":/" in source:
+                hint = f"remove the colon at the end: {source}"
             checks.refuse("mount", f"{given!r} is not SRC:DST[:ro|rw][,nofollow]", hint)
         if not target.startswith("/"):
+            if "\\" in target:
+                hint = "paths in the sandbox are those of Linux: as .:/work"
+                checks.refuse("mount.target", f"{target!r} is a path of Windows", hint)
             if ":" in source:
                 _refuse_option(target if options else last, source)
             hint = "write the host path first, then an absolute path in the sandbox: as .:/work"

@@ -122,6 +122,14 @@ def pip_key(
             what = f"{each!r} is no package of an index, and packages are built in no template"
             hint = "find_links=DIRECTORY takes its wheel from this machine"
             raise InvalidRequest(what, field=f"pip_install[{i}]", hint=hint)
+        if each.endswith(_OF_FILES) and "@" not in each:
+            hint = "name each package of the file, as pandas>=2"
+            what = f"{each!r} is the name of a file, not of a package"
+            raise InvalidRequest(what, field=f"pip_install[{i}]", hint=hint)
+        if len(names := each.split()) > 1 and all(map(_PLAIN.fullmatch, names)):
+            hint = f"give each alone: {names[0]}, then {names[1]}"
+            what = f"{each!r} is several packages"
+            raise InvalidRequest(what, field=f"pip_install[{i}]", hint=hint)
     if not requirements:
         raise InvalidRequest("no requirement given", field="pip_install", hint="as pandas>=2")
     if index_url is not None and find_links is not None:
@@ -227,6 +235,14 @@ def _do(
         raise failed(name or argv, result, is_shown=on_output is not None)
 
 
+_OF_FILES = (
+    ".txt",
+    ".toml",
+    ".lock",
+    ".whl",
+    ".tar.gz",
+)  # packages are called discord.py, ruamel.yaml
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNREACHABLE = re.compile(r"WARNING: Retrying|not a trusted or secure host")
 
 

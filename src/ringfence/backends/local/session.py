@@ -84,10 +84,24 @@ def no_source(mount: Mount, exc: OSError) -> InvalidRequest:
     field, what = "mounts.source", "a mount source must exist on the host"
     if mount.target == MEMORY_DIR:
         field, what = "memory_dir", "it must be a directory on the host"
-    hint = f"{what}; Ringfence does not create it"
+    hint = _meant_by(mount.source) or f"{what}; Ringfence does not create it"
     if exc.errno == errno.EACCES:
         hint = "make every parent directory accessible to this user, or run as its owner"
     return InvalidRequest(f"{mount.source}: {exc.strerror}", field=field, hint=hint)
+
+
+def _meant_by(source: str) -> str:
+    """Name what was meant by a source that only a shell, or another system, understands; else empty."""
+    parts = source.split("/")
+    if "\\" in source or any(each[1:2] == ":" for each in parts):
+        return "paths are those of Linux: in WSL, C:\\Users is /mnt/c/Users"
+    if any(each[:1] == "~" for each in parts):
+        return "only a shell expands ~: write the whole path, as $HOME/x in a shell"
+    if "$" in source:
+        return "only a shell expands variables: write the whole path"
+    if {"*", "?"} & {*parts[-1]}:
+        return "only a shell expands patterns: mount the directory that has the files"
+    return ""
 
 
 def check_idle_timeout(spec: SandboxSpec, backend: str) -> None:

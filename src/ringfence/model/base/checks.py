@@ -270,8 +270,20 @@ def env_map(value: object, field: str) -> FrozenMap:
     pairs = string_map(value, field)
     for key in pairs:
         if key[0] not in _ENV_START or not _ENV_REST.issuperset(key):
-            refuse(f"{field}.{key}", f"{key!r} is not a variable name: [A-Za-z_][A-Za-z0-9_]*")
+            refuse(
+                f"{field}.{key}",
+                f"{key!r} is not a variable name: [A-Za-z_][A-Za-z0-9_]*",
+                _variable_like(key),
+            )
     return pairs
+
+
+def _variable_like(key: str) -> str:
+    """Show the variable that was meant: of `A=b`, which has its value, and of `my-name`."""
+    name, equals, value = key.partition("=")
+    like = "".join(c if c in _ENV_REST else "_" for c in name)
+    like = f"_{like}" if like[:1] not in _ENV_START else like
+    return f'as {{"{like}": "{value}"}}' if equals else f"as {like}"
 
 
 def path(value: object, field: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     T = TypeVar("T", bound=type[Any])
     F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +33,11 @@ def helpful(cls: T) -> T:
         elif hasattr(value, "__code__"):
             setattr(cls, name, knows_keywords(value))
     cls.__getattr__ = _no_attribute
+    if "__aenter__" in vars(cls):
+        cls.__enter__ = cls.__exit__ = _no_with
+    elif "__enter__" in vars(cls):
+        cls.__aenter__ = cls.__aexit__ = _no_async_with
+        cls.__await__ = _no_await
     if not hasattr(cls, "__match_args__"):  # the others are values
         cls.__reduce_ex__ = _no_pickle  # type: ignore[assignment]
     return cls
@@ -73,6 +78,20 @@ def _no_attribute(self: object, name: str) -> object:
     from ..mistakes import no_attribute
 
     raise no_attribute(self, name)
+
+
+def _no_with(self: object, *_error: object) -> NoReturn:
+    raise TypeError(f"{type(self).__name__} is asynchronous: write `async with` in place of `with`")
+
+
+def _no_async_with(self: object, *_error: object) -> NoReturn:
+    name = type(self).__name__
+    raise TypeError(f"{name} is not asynchronous: write `with`, or use Async{name}")
+
+
+def _no_await(self: object) -> NoReturn:
+    name = type(self).__name__
+    raise TypeError(f"{name} is not asynchronous: remove `await`, or use Async{name}")
 
 
 def _no_pickle(self: object, _protocol: object) -> object:

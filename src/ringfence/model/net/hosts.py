@@ -20,6 +20,7 @@ _HEX = frozenset("0123456789abcdef")
 _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and length bytes
 _PORT_MAX, _MOST_RANGES = 65535, 256
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
+_ANY = ("0.0.0.0", "::")
 _MEANT = {
     **dict.fromkeys(
         ("all", "any", "full", "internet", "everything", "open", "public", "true", "yes", "on",
@@ -43,6 +44,9 @@ def check_meant(denies: bool, host: str, ports: str, field: str) -> None:
     """Refuse a name without a dot that is a word for something else, or that names no public host."""
     if host in _MEANT:
         checks.refuse(field, f"{host!r} is not a host name", _MEANT[host])
+    if host in _ANY and not denies:
+        hint = "a server on this host is 127.0.0.1:PORT; every address is 0.0.0.0/0"
+        checks.refuse(field, f"{host!r} is where servers listen, not the address of one", hint)
     is_dotless = "." not in host and ":" not in host and host != "localhost"
     if is_dotless and not denies and not ports:
         hint = (
@@ -98,6 +102,8 @@ def read_name(given: str, field: str) -> str:
         hint = _alone(given) or "as example.com or *.example.com"
         if given == "*":
             hint = "for unfiltered access use `unrestricted`"
+        elif "@" in given:
+            hint = f"without the user: {given.rpartition('@')[2]}"
         elif " " in given:
             hint = "separate hosts by commas, as a.com,b.org"
         checks.refuse(field, f"{given!r} is not a host name", hint)
@@ -129,6 +135,8 @@ def read_address(given: str, field: str) -> str:
     except ValueError:
         url = "://" in given
         hint = _alone(given) if url else _network_of(given)
+        if given.isascii() and given.isdigit():
+            hint = f"the host of the port is missing: as example.com:{given}"
         hint = hint or ("as example.com, without the URL" if url else "as 10.0.0.0/8 or 1.2.3.4")
         checks.refuse(field, f"{given!r} is not an address or network", hint)
     single = network.prefixlen == network.max_prefixlen
@@ -151,7 +159,7 @@ def _network_of(given: str) -> str:
 
 def _alone(url: str) -> str:
     """Show the host of a URL; empty where there is none."""
-    host = url.rpartition("://")[2].partition("/")[0]
+    host = url.rpartition("://")[2].partition("/")[0].rpartition("@")[2]
     return f"use the host name without the URL: {host}" if host and "/" in url else ""
 
 
@@ -219,6 +227,8 @@ def _split_ports(given: str, field: str) -> tuple[str, str]:
 
 def _read_range(given: str, field: str) -> tuple[int, int]:
     first, dash, last = given.partition("-")
+    if not first:
+        checks.refuse(field, f"{given!r} is not a port: 1 to {_PORT_MAX}")
     low, high = _read_port(first, field), _read_port(last if dash else first, field)
     if low > high:
         checks.refuse(field, f"{given!r} is not a range of ports: the end is below the start")
