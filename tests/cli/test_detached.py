@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ringfence.cli.main import main
 from tests.cli.command import ringfence_command
 
 pytestmark = pytest.mark.anyone
@@ -83,3 +85,17 @@ def test_stopping_ends_it(state: Path) -> None:
     assert b"stopped\n" == stopped.stdout
     assert f"nothing serves {state}\n".encode() == again.stdout
     assert not (state / "ringfence.sock").exists()
+
+
+def test_without_the_extra_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also not the state directory, which a later start might find with other rights."""
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    for more in ([], ["--detach"]):
+        argv = ["ringfence", "serve", *more, "--state-dir", str(tmp_path / "state")]
+        monkeypatch.setattr(sys, "argv", argv)
+
+        assert 125 == main()
+        assert 'pip install "ringfence[server]"' in capfd.readouterr().err
+        assert [] == [*tmp_path.iterdir()]

@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         found = succession.stop(config.state_dir)
         print("stopped" if found else f"nothing serves {config.state_dir}")
         return 0
+    _check_extra()
     if "detach" in given:
         # As many lines as `_ready` prints: a pipe that closes before the last one would end the server.
         lines = 1 if "json" in given or not config.listen else 2
@@ -124,6 +125,19 @@ def _detach(argv: Sequence[str], state_dir: str, lines: int) -> int:
     return code or 1
 
 
+def _check_extra() -> None:
+    """Refuse to start without the extra, before a state directory is made."""
+    from importlib.util import find_spec
+
+    if find_spec("fastapi") is None:
+        raise _not_installed("No module named 'fastapi'")
+
+
+def _not_installed(why: object) -> BackendUnavailable:
+    hint = 'pip install "ringfence[server]"'
+    return BackendUnavailable(f"the server is not installed: {why}", hint=hint)
+
+
 def _load() -> None:
     """Read what the extra brings, which takes half a second of a processor."""
     from ..daemon.priority import raised
@@ -132,9 +146,7 @@ def _load() -> None:
         with raised():
             from ..api import app as _app  # noqa: F401
     except ImportError as exc:
-        raise BackendUnavailable(
-            f"the server is not installed: {exc}", hint='pip install "ringfence[server]"'
-        ) from exc
+        raise _not_installed(exc) from exc
 
 
 def _ready(addresses: list[str], *, as_json: bool) -> None:
