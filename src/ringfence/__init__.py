@@ -242,9 +242,7 @@ def _public() -> set[str]:
 
 
 def _for_everybody() -> list[str]:
-    """List the names for `from ringfence import *`: with the client only where its extra is
-    installed.
-    """
+    """List the names for `from ringfence import *`: with the client only where its extra is installed."""
     from importlib.util import find_spec
 
     has_client = all(find_spec(name) for name in ("httpx2", "anyio"))

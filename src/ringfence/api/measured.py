@@ -24,9 +24,7 @@ class Requests:
         self._total_s: dict[str, float] = {}
 
     def add(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request. `route` is the pattern, never the path, which bounds the number of
-        series.
-        """
+        """Count a request. `route` is the pattern, never the path, which bounds the number of series."""
         self._counts[route, method, status] += 1
         self._total_s[route] = self._total_s.get(route, 0.0) + seconds
         at = next((i for i, most in enumerate(_BUCKETS_S) if seconds <= most), len(_BUCKETS_S))

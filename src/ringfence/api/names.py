@@ -1,6 +1,4 @@
-"""File names in requests: bytes that are not UTF-8 become surrogate escapes, as in Python's own
-file names.
-"""
+"""File names in requests: bytes that are not UTF-8 become surrogate escapes, as in Python's own file names."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ LastName = Annotated[str, *_is_text(0, 1024), Query(description="the last name s
 
 
 class _Request(bodies.BodyRequest):
-    """A request whose query parameters preserve bytes that are not UTF-8; the framework makes them
-    U+FFFD.
-    """
+    """A request whose query parameters preserve bytes that are not UTF-8; the framework makes them U+FFFD."""
 
     @property
     def query_params(self) -> QueryParams:

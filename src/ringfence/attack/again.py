@@ -52,9 +52,7 @@ def seen_from_the_host(sandbox: Sandbox, found: Found) -> Found:
 
 
 def declared_weaker(sandbox: Sandbox, word: str) -> str:
-    """Return the sandbox's own report of a limit that is not enforced; empty when it is
-    enforced.
-    """
+    """Return the sandbox's own report of a limit that is not enforced; empty when it is enforced."""
     for protection in sandbox.protections():
         if word in protection.name and protection.status != ENFORCED:
             return f"{protection.name} {protection.status}: {protection.why}"

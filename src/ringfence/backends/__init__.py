@@ -1,3 +1,1 @@
-"""Isolation backends: one contract, several implementations. Only `registry` names a concrete
-one.
-"""
+"""Isolation backends: one contract, several implementations. Only `registry` names a concrete one."""

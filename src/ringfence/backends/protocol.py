@@ -164,9 +164,7 @@ class BackendSandbox(Protocol):
 
     @property
     def spec(self) -> SandboxSpec:
-        """The spec it was made from, with the current network policy; `id` is None where one was
-        generated.
-        """
+        """The spec it was made from, with the current network policy; `id` is None where one was generated."""
         ...
 
     @property

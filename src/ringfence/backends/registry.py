@@ -195,9 +195,7 @@ def candidates(tier: str) -> tuple[str, ...]:
 
 
 def is_taken_unasked(report: BackendReport) -> bool:
-    """Return whether a backend that works here may be chosen by default; see
-    `provision_unasked`.
-    """
+    """Return whether a backend that works here may be chosen by default; see `provision_unasked`."""
     weak = [each.name for each in report.protections if each.status != "enforced"]
     if report.backend == DEFAULT and NAMESPACES in weak:
         return False

@@ -31,9 +31,7 @@ def to_json(rows: Iterable[Row], missing: Iterable[Missing], settings: Settings)
 
 
 def host() -> dict[str, Any]:
-    """Collect the facts about the host on which the numbers depend; load makes all of them
-    worse.
-    """
+    """Collect the facts about the host on which the numbers depend; load makes all of them worse."""
     from .. import __version__
 
     return {

@@ -66,9 +66,7 @@ def main() -> int:
 
 
 def _drop_what_cannot_be_written() -> None:
-    """Discard buffered output on a full disk: the interpreter's flush at exit would change the exit
-    code.
-    """
+    """Discard buffered output on a full disk: the interpreter's flush at exit would change the exit code."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -54,9 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _token() -> str:
-    """Read or make the token that callers must send. Without one, every local user could use the
-    sandboxes.
-    """
+    """Read or make the token that callers must send. Without one, every local user could use the sandboxes."""
     token = os.environ.get(TOKEN, "")
     if not token:
         import secrets

@@ -187,9 +187,7 @@ def _supervisor(
 
 
 def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None:
-    """Print one line about limits that are weaker than requested, unless `--allow-degraded` names
-    them.
-    """
+    """Print one line about limits that are weaker than requested, unless `--allow-degraded` names them."""
     allowed = given.get("allow-degraded", ())
     options = {name: option for option, name in LIMITS.items() if option in given}
     if not options or "*" in allowed:
@@ -210,8 +208,7 @@ def _warn_of_weak_limits(given: dict[str, Any], sandbox: BackendSandbox) -> None
 
 
 def wants_terminal(given: dict[str, Any]) -> bool:
-    """Return whether the command gets a terminal: on `--tty`, or if all three of our streams are
-    one.
+    """Return whether the command gets a terminal: on `--tty`, or if all three of our streams are one.
 
     Raises:
         InvalidRequest: `--json` besides, which keeps the streams apart.

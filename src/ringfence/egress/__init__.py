@@ -1,3 +1,1 @@
-"""Network policy enforcement: decided without I/O, enforced by a process beside the host
-process.
-"""
+"""Network policy enforcement: decided without I/O, enforced by a process beside the host process."""

@@ -110,9 +110,7 @@ def _check_name(connection: Connection, hello: tls.Hello, *, is_ended: bool = Fa
 
 
 async def _first_answer(connection: Connection, server: SocketStream) -> bytes:
-    """Read the server's first message, far enough to see whether it asks for a second
-    ClientHello.
-    """
+    """Read the server's first message, far enough to see whether it asks for a second ClientHello."""
     said = b""
     with Deadline(connection.sandbox.limits.connect_s):
         while tls.asks_again(said) is None:

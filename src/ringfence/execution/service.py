@@ -319,9 +319,7 @@ class ExecutionService:
         )
 
     def _holds_network(self, report: BackendReport) -> bool:
-        """Return whether a backend enforces both the network policy of `network_enabled` and no
-        network.
-        """
+        """Return whether a backend enforces both the network policy of `network_enabled` and no network."""
         specs = (SandboxSpec(network=self.config.network_policy), SandboxSpec())
         return report.available and all(map(report.can, {n for s in specs for n in needed(s)}))
 

@@ -287,9 +287,7 @@ class Agent(FileRequests):
         return init.dial(version, port)
 
     def _do_tree(self, reply: wire.Socket, fds: list[int], operation: str, args: list[str]) -> None:
-        """Run a tree operation in a child as the guest's user: it may take long, and may be
-        killed.
-        """
+        """Run a tree operation in a child as the guest's user: it may take long, and may be killed."""
 
         def work() -> None:
             from . import trees

@@ -85,9 +85,7 @@ def _bubblewrap(told: dict[str, Any], python: str) -> list[str]:
 
 
 def _forbids_namespaces() -> bool:
-    """Return whether bubblewrap is 0.8 or newer; with an older one, only our filter forbids
-    namespaces.
-    """
+    """Return whether bubblewrap is 0.8 or newer; with an older one, only our filter forbids namespaces."""
     try:
         said = subprocess.run(["bwrap", "--help"], stdout=subprocess.PIPE, check=False).stdout
     except OSError:

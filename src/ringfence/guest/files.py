@@ -21,9 +21,7 @@ class FileRequests:
     flows: list[flows.Flow]
 
     def _do_rights(self, _reply: wire.Socket, _fds: list[int], paths: list[str]) -> bytes:
-        """Test for each path whether the guest's user can read and write there: pairs of 0 and
-        1.
-        """
+        """Test for each path whether the guest's user can read and write there: pairs of 0 and 1."""
         with users.As(self.settings["uid"]):
             return b"".join(
                 b"%d%d" % (looking.can_read(path), looking.can_write(path)) for path in paths

@@ -53,9 +53,7 @@ class Tags:
         return wire.UNKNOWN, wire.UNKNOWN
 
     def lacked_memory(self, number: int) -> bool:
-        """Return False: the host's kernel does not report whether it killed a process for
-        memory.
-        """
+        """Return False: the host's kernel does not report whether it killed a process for memory."""
         del number
         return False
 

@@ -1,6 +1,4 @@
-"""Users of the agent and its children: root inside, the guest's user for a moment, or that user for
-good.
-"""
+"""Users of the agent and its children: root inside, the guest's user for a moment, or that user for good."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Limits that gVisor does not enforce itself, or not exactly: sampled, below the host's cgroup
-limit.
-"""
+"""Limits that gVisor does not enforce itself, or not exactly: sampled, below the host's cgroup limit."""
 
 from __future__ import annotations
 

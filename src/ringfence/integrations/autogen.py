@@ -156,9 +156,7 @@ def _is_named(code: str) -> bool:
 
 
 def _file_name(code: str, suffix: str) -> str | None:
-    """Choose a file name: the first line's, else one by content; None if outside the working
-    directory.
-    """
+    """Choose a file name: the first line's, else one by content; None if outside the working directory."""
     if not _is_named(code):
         return f"tmp_code_{hashlib.sha256(code.encode()).hexdigest()[:32]}.{suffix}"
     name = posixpath.normpath(code.partition("\n")[0].removeprefix(_NAMED).strip() or "..")

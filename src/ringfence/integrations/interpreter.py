@@ -101,9 +101,7 @@ class Interpreter:
         return self.sandbox.start(argv, stream_stdin=True, max_output_bytes=_STREAM_BYTES)
 
     def _until(self, mark: bytes, deadline: float | None) -> tuple[bytes, bytes]:
-        """Read up to the mark, dropping the middle of long output, and the answer behind the
-        mark.
-        """
+        """Read up to the mark, dropping the middle of long output, and the answer behind the mark."""
         seen, start, dropped = bytearray(), -1, 0
         while start < 0 or not seen.endswith(b"\n"):
             chunk = self._chunk(deadline, seen)

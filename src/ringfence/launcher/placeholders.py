@@ -140,9 +140,7 @@ def _lines(directory: int, name: str, absent: bytes | None = None) -> list[bytes
 
 
 def _holds_only_placeholders(directory: int) -> bool:
-    """Return whether `directory` holds nothing but placeholders of a sandbox that starts or
-    ends.
-    """
+    """Return whether `directory` holds nothing but placeholders of a sandbox that starts or ends."""
     for name in os.listdir(directory):
         try:
             fd = os.open(name, _OPEN, dir_fd=directory)

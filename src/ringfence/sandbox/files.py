@@ -311,9 +311,7 @@ def _skip(file: BinaryIO, count: int) -> None:
 
 
 def _typed(exc: OSError, path: str) -> RingfenceError:
-    """Map an OSError of a file stream to our error type; ENOSPC means the sandbox's disk is
-    full.
-    """
+    """Map an OSError of a file stream to our error type; ENOSPC means the sandbox's disk is full."""
     from ..errors import file_error
 
     return file_error(exc.errno or 5, path)

@@ -75,9 +75,7 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and all its descendants, also those still running in the background after its
-        end.
-        """
+        """Kill it and all its descendants, also those still running in the background after its end."""
         self._pump.run.kill()
 
     def resize(self, rows: int, cols: int) -> None:

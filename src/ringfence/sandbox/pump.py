@@ -237,9 +237,7 @@ class Pump:
             self.run.close_stdin()
 
     def _drain(self) -> None:
-        """Read the bytes still in the pipes after the process ended, without waiting for other
-        writers.
-        """
+        """Read the bytes still in the pipes after the process ended, without waiting for other writers."""
         self.rested(float("inf"))
         self.may_rest = False
         for fd, sink in self._sinks.items():

@@ -754,9 +754,7 @@ class Sandbox:
 
     @property
     def _is_ours(self) -> bool:
-        """True in the process that made the sandbox. A forked child has a copy; closing it ends
-        nothing.
-        """
+        """True in the process that made the sandbox. A forked child has a copy; closing it ends nothing."""
         return os.getpid() == self._maker
 
     def __exit__(self, *_exc: object) -> None:

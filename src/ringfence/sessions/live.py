@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..model.client_session import ClientSession, SessionState
 from ..sandbox.sync import Sandbox
-from .activity import Activity
+from .expiry import Activity
 from .usage import Use, WatchedSandbox
 
 TYPE_CHECKING = False

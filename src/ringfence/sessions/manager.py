@@ -662,9 +662,7 @@ class SessionManager:
 
     @property
     def verbs(self) -> dict[str, Callable[[str], object]]:
-        """Session-level actions that replace the sandbox's own, so that the manager knows of
-        them.
-        """
+        """Session-level actions that replace the sandbox's own, so that the manager knows of them."""
         return {"terminate": self.terminate, "suspend": self.suspend, "resume": self.resume}
 
     def _find(self, session: SessionRef, client_id: str | None) -> Live | None:

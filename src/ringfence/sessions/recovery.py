@@ -1,6 +1,4 @@
-"""Recovery at the start: an earlier manager's sandboxes are taken over or ended, as found in the
-kernel.
-"""
+"""Recovery at the start: an earlier manager's sandboxes are taken over or ended, as found in the kernel."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ def check_profile(spec: SandboxSpec, backends: Mapping[str, Backend]) -> None:
 
 
 def hint_beforehand(spec: SandboxSpec, backends: Mapping[str, Backend]) -> str:
-    """Choose the hint where every backend of the tier refuses: `doctor` only if the host is a
-    cause.
-    """
+    """Choose the hint where every backend of the tier refuses: `doctor` only if the host is a cause."""
     having = [each for each in backends.values() if spec.tier in each.tiers]
     if not having:
         return _name_one(spec)

@@ -88,9 +88,7 @@ def _record(live: Live, made: Snapshot) -> SnapshotRecord:
 
 
 def every(manager: Manager, client_id: str | None) -> list[Snapshot]:
-    """List a client's snapshots, oldest first; with None all, including those without a known
-    owner.
-    """
+    """List a client's snapshots, oldest first; with None all, including those without a known owner."""
     owners = {record.id: record.owner for record in manager.store.snapshots()}
     found = [each for backend in manager.maker.backends.values() for each in backend.snapshots()]
     mine = [each for each in found if client_id is None or owners.get(each.id) == client_id]

@@ -99,9 +99,7 @@ class Database:
             self._connection.execute("ROLLBACK")
 
     def write(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement, in its own transaction unless one is open; return the number of rows
-        changed.
-        """
+        """Run a statement, in its own transaction unless one is open; return the number of rows changed."""
         with self._lock:
             self._check_owner()
             try:

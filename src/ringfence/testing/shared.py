@@ -23,9 +23,7 @@ class SharedLab:
         self._made_with = self._entries()
 
     def tidy(self) -> bool:
-        """Restore the initial files and end all processes; False if that failed: then make a new
-        sandbox.
-        """
+        """Restore the initial files and end all processes; False if that failed: then make a new sandbox."""
         try:
             self.lab.end_started()
             for path in self._entries() - self._made_with:

@@ -14,8 +14,7 @@ from ringfence.model.client_session import (
     SessionTimeouts,
     check_session_step,
 )
-from ringfence.sessions.activity import Activity
-from ringfence.sessions.expiry import next_look_s, verdict
+from ringfence.sessions.expiry import Activity, next_look_s, verdict
 
 pytestmark = pytest.mark.anyone
 

@@ -30,9 +30,7 @@ _FLUSH_S = 60.0
 
 
 def digest_of(secret: str) -> bytes:
-    """Hash a secret for storage. It is long and random, so a slow hash would not make guessing
-    harder.
-    """
+    """Hash a secret for storage. It is long and random, so a slow hash would not make guessing harder."""
     return hashlib.blake2b(secret.encode(), digest_size=32, person=b"ringfence-key").digest()
 
 
@@ -55,9 +53,7 @@ class Authenticator:
     # -- opening --------------------------------------------------------------------------------
 
     def caller(self, text: str) -> Caller | None:
-        """Find the caller of a key; None for a text that is not a key, or one expired or
-        deleted.
-        """
+        """Find the caller of a key; None for a text that is not a key, or one expired or deleted."""
         text = _from_e2b(text)
         if not text.startswith(_PREFIX) or not text.isascii():
             return None

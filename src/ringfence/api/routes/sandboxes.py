@@ -80,9 +80,7 @@ async def _restored(service: Service, caller: Caller, body: CreateRequest) -> Sa
 def _create(
     service: Service, caller: Caller, spec: SandboxSpec, options: AcquireOptions
 ) -> tuple[bool, SandboxView]:
-    """Create a sandbox, or find the one of the same key; return whether it is new, and the
-    sandbox.
-    """
+    """Create a sandbox, or find the one of the same key; return whether it is new, and the sandbox."""
     manager, judge = service.manager, service.permissions.judge
     spec, options = judge(caller, spec), judge(caller, options)
     if options.key:
@@ -227,9 +225,7 @@ async def resume(sandbox_id: schemas.SandboxId, service: TheService, caller: The
 async def stats(
     sandbox_id: schemas.SandboxId, service: TheService, execs: TheExecs, caller: TheCaller
 ) -> Response:
-    """Return the resource usage from the kernel; null where unreadable, mostly so for an ended
-    sandbox.
-    """
+    """Return the resource usage from the kernel; null where unreadable, mostly so for an ended sandbox."""
     try:
         live = await service.need(sandbox_id, caller)
     except LifecycleError:

@@ -25,9 +25,7 @@ StateName = Annotated[str, Field(pattern="^(active|detached|suspended)$")]
 
 
 class Acquire(schemas.Form):
-    """The spec, how to acquire it, and the client it is for: null is the caller; others are for
-    admins.
-    """
+    """The spec, how to acquire it, and the client it is for: null is the caller; others are for admins."""
 
     spec: Annotated[SandboxSpec, AsModel()] = SandboxSpec()
     options: Annotated[AcquireOptions, AsModel()] = AcquireOptions()

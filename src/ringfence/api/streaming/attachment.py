@@ -43,9 +43,7 @@ class _Room:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self, size: int) -> None:
-        """Wait until there is room; a message larger than the whole bound waits until all is
-        free.
-        """
+        """Wait until there is room; a message larger than the whole bound waits until all is free."""
         while self._taken and self._taken + size > _MOST_INPUT:
             freed = asyncio.get_running_loop().create_future()
             self._waiting.append(freed)

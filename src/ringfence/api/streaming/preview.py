@@ -129,9 +129,7 @@ def request_fields(fields: Fields, port: int, withheld: frozenset[bytes] | None 
 
 
 def answer_fields(fields: Fields, port: int, prefix: bytes) -> Fields:
-    """Return the response header fields safe for a client, locations on that port rewritten below
-    `prefix`.
-    """
+    """Return the response header fields safe for a client, locations on that port rewritten below `prefix`."""
     kept = [
         (name, located(value, port, prefix) if name in _PLACES else value)
         for name, value in fields

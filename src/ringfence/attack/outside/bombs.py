@@ -133,9 +133,7 @@ def output_flood(lab: Lab) -> Outcome:
 
 
 def _processor_s(sandbox: Sandbox) -> float:
-    """Add up the processor time of its processes from the host's view, including reaped
-    children.
-    """
+    """Add up the processor time of its processes from the host's view, including reaped children."""
     ticks = 0
     for pid in host_tree(first_host_pid(sandbox)):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def _look(lab: Lab) -> tuple[list[str], str]:
-    """Search one sandbox for traces of another, once for all probes of an attack; return traces and
-    problem.
-    """
+    """Search one sandbox for traces of another, once for all probes of an attack; return traces and problem."""
     if lab.looked is None:
         with lab.sandbox() as one, lab.sandbox() as other:
             said = first_line(start(one, "planted", "plant", "20"))

@@ -251,9 +251,7 @@ def _ask(query: bytes, over: int) -> Outcome:
 
 @probe("network.take-listener", "critical", HOST_USERNS, where=LIMITED)
 def take_listener(_context: dict[str, Any]) -> Outcome:
-    """No process inside may listen where the policy's own sockets do, whatever is set on a
-    socket.
-    """
+    """No process inside may listen where the policy's own sockets do, whatever is set on a socket."""
     outcomes = []
     for kind, host, port in (
         (socket.SOCK_DGRAM, *_RESOLVER),

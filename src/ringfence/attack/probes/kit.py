@@ -211,9 +211,7 @@ def holds(data: bytes, digest: str) -> bool:
 
 
 PATIENCE_S = 10.0
-"""Seconds without a reply after which a peer counts as silent. A verdict of held never rests on
-it.
-"""
+"""Seconds without a reply after which a peer counts as silent. A verdict of held never rests on it."""
 
 
 def in_child(action: Callable[[], int]) -> int:

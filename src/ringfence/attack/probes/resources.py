@@ -139,9 +139,7 @@ def inotify_instances(_context: dict[str, Any]) -> Outcome:
 
 @probe("resources.inotify-watches", "medium", HOST_ROOT)
 def inotify_watches(_context: dict[str, Any]) -> Outcome:
-    """A sandbox must not be allowed most of the inotify watches that its user has on the whole
-    host.
-    """
+    """A sandbox must not be allowed most of the inotify watches that its user has on the whole host."""
     ours, everybody = (
         int(read(f"/proc/sys/{name}").strip() or 0)
         for name in ("user/max_inotify_watches", "fs/inotify/max_user_watches")

@@ -1,6 +1,4 @@
-"""Far hosts: the connection, the confinement there, and the protections readable through the
-agent.
-"""
+"""Far hosts: the connection, the confinement there, and the protections readable through the agent."""
 
 from __future__ import annotations
 

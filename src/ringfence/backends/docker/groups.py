@@ -1,6 +1,4 @@
-"""Resource usage of a container, read from its cgroups; only limits that the engine lacks are
-written.
-"""
+"""Resource usage of a container, read from its cgroups; only limits that the engine lacks are written."""
 
 from __future__ import annotations
 

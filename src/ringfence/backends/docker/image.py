@@ -1,6 +1,4 @@
-"""Images of containers: our template's files or an image's, loaded into the engine; nothing is
-pulled.
-"""
+"""Images of containers: our template's files or an image's, loaded into the engine; nothing is pulled."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ def _forget_removed(engine: Any, store: ImageStore) -> None:
 
 
 def _own_entries(root: str, uid: int) -> Iterator[tuple[str, tuple[Any, int, bytes]]]:
-    """Yield the entries that a container has besides, or instead of, the image's: kind, mode,
-    content.
-    """
+    """Yield the entries that a container has besides, or instead of, the image's: kind, mode, content."""
     for verb, path, *rest in template.image_guest_root(uid):
         found = os.lstat(root + path).st_mode if os.path.lexists(root + path) else 0
         if verb == "image_dir":

@@ -1,6 +1,4 @@
-"""Kernel facts: the host's about gVisor's processes, the guest's about the guest. Decides
-nothing.
-"""
+"""Kernel facts: the host's about gVisor's processes, the guest's about the guest. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Plan of a jail around gVisor for a spec. Decides everything that the launcher will do; starts
-nothing.
-"""
+"""Plan of a jail around gVisor for a spec. Decides everything that the launcher will do; starts nothing."""
 
 from __future__ import annotations
 

@@ -56,9 +56,7 @@ def _show_python(draft: Draft) -> None:
 
 
 def _preload(draft: Draft, needs_statx: bool) -> None:
-    """Replace the preload list of the C library: an image's own would be loaded into the agent
-    too.
-    """
+    """Replace the preload list of the C library: an image's own would be loaded into the agent too."""
     verb, *replace = ("image_file", True) if draft.image else ("file",)
     if needs_statx:
         draft.guest.append((verb, statx.LIBRARY, statx.library(), 0o644, *replace))

@@ -45,9 +45,7 @@ _GLOBAL_FUNCTION, _R_X86_64_GLOB_DAT = 0x12, 6
 
 
 def is_needed(released: int) -> bool:
-    """Return whether the gVisor released on that day (YYYYMMDD, 0 for unknown) refuses the flag
-    here.
-    """
+    """Return whether the gVisor released on that day (YYYYMMDD, 0 for unknown) refuses the flag here."""
     return 0 < released < _FIXED and os.uname().machine == "x86_64"
 
 

@@ -84,9 +84,7 @@ class Views:
             self.why = f"it was turned off ({_SWITCH})"
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Run a step; if the jailer refuses it, go on without and record why. Other errors are
-        raised.
-        """
+        """Run a step; if the jailer refuses it, go on without and record why. Other errors are raised."""
         try:
             step()
         except BaseException as exc:

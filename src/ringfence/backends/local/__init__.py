@@ -1,3 +1,1 @@
-"""Building blocks of backends on this machine: host facts, host ids, cgroups, the template,
-protected paths.
-"""
+"""Building blocks of backends on this machine: host facts, host ids, cgroups, the template, protected paths."""

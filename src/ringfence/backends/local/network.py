@@ -230,9 +230,7 @@ class SandboxNetwork:
             )
 
     def check_served(self) -> list[str]:
-        """Return the rights that the egress process could not drop; raises NetworkPolicyError
-        without one.
-        """
+        """Return the rights that the egress process could not drop; raises NetworkPolicyError without one."""
         return self._egress.check(self._sandbox.id)
 
     # -- ending -----------------------------------------------------------------------------

@@ -39,9 +39,7 @@ class Sizes:
 
     @property
     def terminals(self) -> int:
-        """Most terminals: a 16th of the process limit where that exceeds its default; 0: the
-        default.
-        """
+        """Most terminals: a 16th of the process limit where that exceeds its default; 0: the default."""
         return min(_MOST_TERMINALS, self.pids // 16) if self.pids > DEFAULT_PIDS else 0
 
 

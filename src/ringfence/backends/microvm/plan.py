@@ -1,6 +1,4 @@
-"""Plan of a jail around an emulator, and of the machine in it, for a spec. Decides; starts
-nothing.
-"""
+"""Plan of a jail around an emulator, and of the machine in it, for a spec. Decides; starts nothing."""
 
 from __future__ import annotations
 
@@ -246,9 +244,7 @@ def jail(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
 
 
 def rising() -> Rising:
-    """Build the message for a restored machine: fresh time and entropy, so that no two copies are
-    alike.
-    """
+    """Build the message for a restored machine: fresh time and entropy, so that no two copies are alike."""
     return {
         "now_ns": time.time_ns(),
         "entropy": os.urandom(64),

@@ -143,9 +143,7 @@ def _is_writable(sandbox: LiveSandbox, target: str) -> bool:
 
 
 def _may_make_sockets(sandbox: LiveSandbox, target: str) -> bool:
-    """Return whether Landlock allows making Unix sockets there; no host directory may be mounted
-    there.
-    """
+    """Return whether Landlock allows making Unix sockets there; no host directory may be mounted there."""
     rules = sandbox.lockdown["landlock"]
     if not sandbox.lockdown["connects"] or rules is None:
         return False
@@ -162,9 +160,7 @@ def _at(mount: Mount, target: str) -> Mount:
 
 
 def may_reach_sockets(sandbox: LiveSandbox) -> bool:
-    """Return whether a host socket in the mount could be connected to, without the user having
-    allowed it.
-    """
+    """Return whether a host socket in the mount could be connected to, without the user having allowed it."""
     if not sandbox.unix_sockets or sandbox.profile.unix_sockets or sandbox.lockdown["connects"]:
         return False
     rules = landlock.plan_landlock(host().landlock_abi, writable=(), writable_files=())

@@ -1,5 +1,6 @@
-"""Host requirements for PID 1 to connect Unix sockets on behalf of programs: see
-`launcher.pid1.connects`.
+"""Host requirements for PID 1 to connect Unix sockets on behalf of programs: see `launcher.pid1.connects`.
+
+Kept separate: the planner and the reader of protections both ask, and neither imports the other.
 """
 
 from __future__ import annotations

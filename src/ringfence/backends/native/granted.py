@@ -1,6 +1,4 @@
-"""Effective capabilities of a sandbox: read from the kernel, and tested where it does not report
-them.
-"""
+"""Effective capabilities of a sandbox: read from the kernel, and tested where it does not report them."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def granted(sandbox: LiveSandbox) -> SandboxCapabilities:
 
 
 def _working(sandbox: LiveSandbox, paths: Iterable[str], to_write: bool) -> tuple[str, ...]:
-    """Select the paths that PID 1, which has the rights of every program inside, can open that
-    way.
-    """
+    """Select the paths that PID 1, which has the rights of every program inside, can open that way."""
     found = [path for path in dict.fromkeys(paths) if _opens(sandbox, path, to_write)]
     return tuple(sorted(found))
 

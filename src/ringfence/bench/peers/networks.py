@@ -1,6 +1,4 @@
-"""Peers with network access for a confined program: user-mode network stacks, and one with
-proxies.
-"""
+"""Peers with network access for a confined program: user-mode network stacks, and one with proxies."""
 
 from __future__ import annotations
 

@@ -270,9 +270,7 @@ class AsyncClient:
         return ManagerStats.from_json(await self._transport.json("GET", "/v1/stats"))
 
     async def info(self) -> Info:
-        """Return the server's version, the identity of this client, and the backends that work on
-        its host.
-        """
+        """Return the server's version, the identity of this client, and the backends that work on its host."""
         found: Info = await self._transport.json("GET", "/v1/info")
         return found
 

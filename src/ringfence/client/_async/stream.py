@@ -1,6 +1,4 @@
-"""An output stream of a process, read from the server's disk across as many connections as
-needed.
-"""
+"""An output stream of a process, read from the server's disk across as many connections as needed."""
 
 from __future__ import annotations
 

@@ -211,9 +211,7 @@ class AsyncTransport:
         return self._retries if self._was_seen else min(self._retries, _UNHEARD)
 
     def _is_stale_socket(self, exc: BaseException | None) -> bool:
-        """Return whether a Unix socket file has no listener, as a killed daemon leaves it for the
-        next.
-        """
+        """Return whether a Unix socket file has no listener, as a killed daemon leaves it for the next."""
         while exc is not None and not isinstance(exc, ConnectionRefusedError):
             exc = exc.__context__
         return bool(self.address.unix) and exc is not None

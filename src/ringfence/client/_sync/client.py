@@ -265,9 +265,7 @@ class Client:
         return ManagerStats.from_json(self._transport.json("GET", "/v1/stats"))
 
     def info(self) -> Info:
-        """Return the server's version, the identity of this client, and the backends that work on
-        its host.
-        """
+        """Return the server's version, the identity of this client, and the backends that work on its host."""
         found: Info = self._transport.json("GET", "/v1/info")
         return found
 

@@ -1,7 +1,5 @@
 # Made by tools/make_sync_client.py of the file of the same name in _async; change that one.
-"""An output stream of a process, read from the server's disk across as many connections as
-needed.
-"""
+"""An output stream of a process, read from the server's disk across as many connections as needed."""
 
 from __future__ import annotations
 

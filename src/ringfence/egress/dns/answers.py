@@ -1,6 +1,4 @@
-"""Answers of a sandbox's resolver: allowed names get synthetic addresses, all others do not
-exist.
-"""
+"""Answers of a sandbox's resolver: allowed names get synthetic addresses, all others do not exist."""
 
 from __future__ import annotations
 

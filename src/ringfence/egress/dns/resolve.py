@@ -117,9 +117,7 @@ class Resolver:
         return lookup
 
     def _withdraw(self, lookup: _Lookup) -> None:
-        """Cancel a lookup without waiters. Once a thread has it, it keeps its place until
-        answered.
-        """
+        """Cancel a lookup without waiters. Once a thread has it, it keeps its place until answered."""
         queue = self._queues.get(lookup.sandbox_id)
         if queue is not None and lookup in queue:
             queue.remove(lookup)

@@ -230,9 +230,7 @@ class Tools:
         wait_s: Annotated[float, Field(ge=0, le=300, description="For new output.")] = 1.0,
         sandbox: Name = "",
     ) -> ProcessAnswer:
-        """Return the output of a background process since the last look, and whether it is still
-        running.
-        """
+        """Return the output of a background process since the last look, and whether it is still running."""
         async with self._sandboxes.serving(ctx, sandbox) as held:
             return await look(held, process, wait_s)
 

@@ -1,6 +1,4 @@
-"""Reporter of changes below a directory inside a sandbox, as JSON lines, until the reader
-closes.
-"""
+"""Reporter of changes below a directory inside a sandbox, as JSON lines, until the reader closes."""
 
 from __future__ import annotations
 

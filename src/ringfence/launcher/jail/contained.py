@@ -60,9 +60,7 @@ def _hide(root: newroot.NewRoot, steps: list[tuple[Any, ...]], place: str) -> No
 
 
 def _is_out_of_reach(root: newroot.NewRoot, path: str) -> bool:
-    """Return whether `path` is absent, and no program inside can create it: they lack our rights
-    too.
-    """
+    """Return whether `path` is absent, and no program inside can create it: they lack our rights too."""
     try:
         os.close(root.open(path))
     except FileNotFoundError:
@@ -133,9 +131,7 @@ class _ChangePacker(trees.Packer):
         return any(path == each or path.startswith(each + "/") for each in self._mounted)
 
     def _is_users(self, path: str) -> bool:
-        """Return whether the user inside owns it: files of others come from the container's
-        maker.
-        """
+        """Return whether the user inside owns it: files of others come from the container's maker."""
         return self._stat(path).st_uid == self._uid
 
     def _device_of(self, info: os.stat_result) -> int:

@@ -289,9 +289,7 @@ class Jailer(Parent):
             self.views[record.server].release(record.views)
 
     def end_views(self, server: int) -> None:
-        """Kill the jails of an ended view server: they would wait for its answers or get only
-        errors.
-        """
+        """Kill the jails of an ended view server: they would wait for its answers or get only errors."""
         self.views.pop(server).close()
         for pid, record in self.jails.items():
             if record.server == server:

@@ -30,9 +30,7 @@ def frame(kind: bytes, number: int, data: bytes) -> bytes:
 
 
 def split(data: bytes) -> tuple[bytes, bytes] | None:
-    """Split off the first frame's payload, a request without descriptors; None: more bytes must
-    come.
-    """
+    """Split off the first frame's payload, a request without descriptors; None: more bytes must come."""
     if len(data) < _HEADER.size:
         return None
     kind, _number, size = _HEADER.unpack_from(data)

@@ -125,9 +125,7 @@ def _keep(
 
 
 def write_pieces(regions: list[Region], file: BinaryIO) -> None:
-    """Write the regions' content at the position of `file`; record each piece's offset from
-    there.
-    """
+    """Write the regions' content at the position of `file`; record each piece's offset from there."""
     begin = file.tell()
     for region in regions:
         for start, end in process_image_elf.in_use(region.content):

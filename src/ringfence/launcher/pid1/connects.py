@@ -217,9 +217,7 @@ def read_address(asked: seccomp.Notification) -> bytes:
 
 
 def has_path(address: bytes) -> bool:
-    """Return whether the kernel would look for a file; else it refuses, or takes an abstract
-    name.
-    """
+    """Return whether the kernel would look for a file; else it refuses, or takes an abstract name."""
     return 2 < len(address) <= _LONGEST_UNIX and address[:2] == UNIX and address[2] != 0
 
 
@@ -236,9 +234,7 @@ def as_seen_here(thread: int, path: bytes) -> bytes:
 
 
 def _is_on_root(fd: int) -> bool:
-    """Return whether a file is on our root's file system: over an image, stat(2) may report
-    another.
-    """
+    """Return whether a file is on our root's file system: over an image, stat(2) may report another."""
     mount = processes.read(f"/proc/self/fdinfo/{fd}").partition(b"mnt_id:")[2].split(None, 1)[0]
     devices = dict(_devices())
     return devices.get(mount, b"") == devices.get(b"/", b"another")

@@ -140,9 +140,7 @@ class ExecutionRequest(Model):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExecutionUsage(Model):
-    """Resources used by the command and its descendants, as counted by the kernel; None:
-    unknown.
-    """
+    """Resources used by the command and its descendants, as counted by the kernel; None: unknown."""
 
     cpu_time_ns: int | None = None
     peak_memory_bytes: int | None = None

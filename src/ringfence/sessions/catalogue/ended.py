@@ -64,9 +64,7 @@ class EndedSandboxes:
         self._bytes = 0
 
     def keep(self, sandbox: Sandbox) -> None:
-        """Store the sandbox's logs and protections; skip it where its backend can no longer read
-        them.
-        """
+        """Store the sandbox's logs and protections; skip it where its backend can no longer read them."""
         try:
             ended = EndedSandbox(sandbox)
         except RingfenceError:

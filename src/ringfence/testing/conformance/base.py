@@ -67,9 +67,7 @@ def needs(*capabilities: str) -> Callable[[Test], Test]:
 
 
 def _lacking(backend: Backend, capabilities: tuple[str, ...]) -> list[str]:
-    """Return the capabilities that the backend lacks here; the report must give a reason for
-    each.
-    """
+    """Return the capabilities that the backend lacks here; the report must give a reason for each."""
     report = backend.report()
     reasons = {each.name: each.reason for each in report.capabilities}
     lacking = [name for name in capabilities if not report.can(name)]

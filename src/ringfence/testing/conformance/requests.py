@@ -146,9 +146,7 @@ class Requests(ConformanceBase):
     def test_a_limit_holds_or_is_refused(
         self, backend: Backend, make_sandbox: MakeSandbox, name: str
     ) -> None:
-        """A limit that cannot be enforced is refused; allowed by name, it is reported as
-        degraded.
-        """
+        """A limit that cannot be enforced is refused; allowed by name, it is reported as degraded."""
         capability = can.LIMITED_BY[name]
         limits = Limits(**{name: _SOME[name]})
         if backend.report().can(capability):

@@ -1,6 +1,4 @@
-"""Shared parts of backends that start an agent inside somebody else's isolation and persist
-nothing.
-"""
+"""Shared parts of backends that start an agent inside somebody else's isolation and persist nothing."""
 
 from __future__ import annotations
 
@@ -245,9 +243,7 @@ class AgentBackend(LocalBackend, ProfileStore, Replicable):
         super().delete_snapshot(snapshot_id)
 
     def jailer(self) -> Launched:
-        """Return the jailer, which sends helpers in and outlives us until the host is cleaned
-        up.
-        """
+        """Return the jailer, which sends helpers in and outlives us until the host is cleaned up."""
         with self._lock:
             if self._jailer is None or self._jailer.owner != os.getpid() or not self._jailer.alive:
                 self._jailer = Launched("jailer", JAILER)
@@ -342,9 +338,7 @@ def isolation_refused(refused: Refused) -> None:
 
 
 def wants_filter(spec: SandboxSpec) -> bool:
-    """Return whether the profile has a system-call filter. Ours keeps each process in its exec's
-    tree.
-    """
+    """Return whether the profile has a system-call filter. Ours keeps each process in its exec's tree."""
     return spec.profile != UNRESTRICTED
 
 

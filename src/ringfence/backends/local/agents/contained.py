@@ -190,9 +190,7 @@ class ContainedSandbox(GuestSandbox):
             return more.mounts[-1]
 
     def make_place(self, mount: Mount) -> None:
-        """Prepare a mount point: the helper that mounts has only the rights of the sandbox's
-        user.
-        """
+        """Prepare a mount point: the helper that mounts has only the rights of the sandbox's user."""
 
     def _let_go(self) -> None:
         with self._fds_lock:

@@ -1,6 +1,4 @@
-"""A sandbox with an agent inside that starts and ends processes and serves files, seen from the
-host.
-"""
+"""A sandbox with an agent inside that starts and ends processes and serves files, seen from the host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Effective capabilities of a sandbox with an agent inside, read from its kernel through the
-agent.
-"""
+"""Effective capabilities of a sandbox with an agent inside, read from its kernel through the agent."""
 
 from __future__ import annotations
 

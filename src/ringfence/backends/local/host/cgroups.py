@@ -479,9 +479,7 @@ def _move_down(base: str) -> None:
 
 
 def _is_delegated(base: str) -> bool:
-    """Return whether systemd delegated it (Delegate=yes): then the delegate may move all
-    members.
-    """
+    """Return whether systemd delegated it (Delegate=yes): then the delegate may move all members."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
             return os.getxattr(base, name) == b"1"

@@ -32,9 +32,7 @@ def read(words: list[str]) -> tuple[int, int, int] | None:
 
 
 def is_stranger(owner: tuple[int, int, int]) -> bool:
-    """Return whether the owner lives in another PID namespace, where its pid is a different
-    process.
-    """
+    """Return whether the owner lives in another PID namespace, where its pid is a different process."""
     return owner[2] != _pid_namespace()
 
 

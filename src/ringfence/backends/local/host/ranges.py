@@ -1,6 +1,4 @@
-"""Ranges of host ids assigned to an ordinary user by /etc/subuid and /etc/subgid, split into
-slots.
-"""
+"""Ranges of host ids assigned to an ordinary user by /etc/subuid and /etc/subgid, split into slots."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ def read(path: str) -> str:
 
 
 def _has_room(fd: int) -> bool:
-    """Return whether less than half of the open-file limit is used: cached descriptors must not
-    exhaust it.
-    """
+    """Return whether less than half of the open-file limit is used: cached descriptors must not exhaust it."""
     import resource
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

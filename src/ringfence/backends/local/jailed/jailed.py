@@ -1,6 +1,4 @@
-"""A sandbox in a jailed program with its own kernel; the host and the guest's kernel both count its
-usage.
-"""
+"""A sandbox in a jailed program with its own kernel; the host and the guest's kernel both count its usage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Shared parts of backends that run a program of their own in a jail: jailer, cgroups, host ids,
-snapshots.
-"""
+"""Shared parts of backends that run a program of their own in a jail: jailer, cgroups, host ids, snapshots."""
 
 from __future__ import annotations
 

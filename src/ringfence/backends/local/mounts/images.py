@@ -75,9 +75,7 @@ class Held:
         return template.packed_for_image(uid)
 
     def appear_as(self, host_id: int, is_trusted_root: bool) -> None:
-        """Map the files' owner to the sandbox's user; rootless needs no map: there it is the same
-        user.
-        """
+        """Map the files' owner to the sandbox's user; rootless needs no map: there it is the same user."""
         if is_trusted_root:
             uid, gid = self.owner
             self.tree["idmap"], self.tree["idmap_gid"] = f"{uid} {host_id} 1", f"{gid} {host_id} 1"

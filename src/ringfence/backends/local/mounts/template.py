@@ -261,9 +261,7 @@ def new_hostname() -> str:
 
 
 def for_accounts() -> Steps:
-    """Plan the files of /etc that programs for managing users need: root may use them, no one
-    else.
-    """
+    """Plan the files of /etc that programs for managing users need: root may use them, no one else."""
     pam = (
         "auth sufficient pam_rootok.so\nauth required pam_deny.so\naccount required pam_permit.so\n"
     )
