@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _OTHERS = tuple(
     name for name in SandboxSpec.__match_args__ if name not in ("mounts", "network", "limits")
 )
+_OPTIONS = tuple(name for name in ExecRequest.__match_args__ if name != "argv")
 
 
 def others_in(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,6 +181,11 @@ def make_request(argv: Sequence[StrPath], *more: object, **options: Any) -> Exec
         what, hint = f"must be a list, not {is_what}", "for a shell: shell(SCRIPT)"
         checks.refuse("argv", what, f'as ["ls", "-l"]; {hint}')
     return ExecRequest(argv=tuple(argv), **given)  # type: ignore[arg-type]
+
+
+def options_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the options of an exec from the local names of an `exec` or a `start`."""
+    return {name: values[name] for name in _OPTIONS if name in values}
 
 
 def shell_argv(script: str) -> tuple[str, ...]:

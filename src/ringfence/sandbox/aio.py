@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..model.base.helpful import helpful
-from ..model.calls import check_callbacks, make_request, others_in, shell_argv
+from ..model.calls import check_callbacks, make_request, options_in, others_in, shell_argv
 from . import remote
 from .aio_files import AsyncFiles
 from .aio_process import AsyncProcess
@@ -167,17 +167,7 @@ class AsyncSandbox:
 
         `on_stdout` and `on_stderr` are called from a background thread.
         """
-        request = make_request(
-            argv,
-            *more,
-            cwd=cwd,
-            env=env,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            session_leader=session_leader,
-        )
+        request = make_request(argv, *more, **options_in(locals()))
         check_callbacks(on_stdout, on_stderr)
         # Starting is one datagram: cheaper than a detour through another thread.
         run = begin(self._sandbox._inner, request)

@@ -15,6 +15,7 @@ from ..model.calls import (
     check_callbacks,
     make_request,
     make_spec,
+    options_in,
     others_in,
     parse_mount,
     parse_network,
@@ -297,17 +298,7 @@ class Sandbox:
             InvalidRequest: `argv`, `env`, `cwd` or `user` is malformed; nothing was started.
             SandboxLost: The sandbox went away; nothing is known of the process.
         """
-        request = make_request(
-            argv,
-            *more,
-            cwd=cwd,
-            env=env,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            session_leader=session_leader,
-        )
+        request = make_request(argv, *more, **options_in(locals()))
         check_callbacks(on_stdout, on_stderr)
         run = begin(self._inner, request)
         return run_to_end(Pump(run, request, self.spec.limits, on_stdout, on_stderr))
@@ -341,19 +332,7 @@ class Sandbox:
         """
         from .process import Process
 
-        request = make_request(
-            argv,
-            *more,
-            cwd=cwd,
-            env=env,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            session_leader=session_leader,
-            pty=pty,
-            stream_stdin=stream_stdin,
-        )
+        request = make_request(argv, *more, **options_in(locals()))
         check_callbacks(on_stdout, on_stderr)
         run = self._inner.start(request)
         pump = Pump(run, request, self.spec.limits, on_stdout, on_stderr)

@@ -13,6 +13,7 @@ from ...model.base.helpful import helpful
 from ...model.calls import (
     check_callbacks,
     make_request,
+    options_in,
     parse_mount,
     parse_network,
     shell_argv,
@@ -103,17 +104,7 @@ class RemoteSandbox:
         Raises:
             ServerUnreachable: The connection broke; the process may go on.
         """
-        request = make_request(
-            argv,
-            *more,
-            cwd=cwd,
-            env=env,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            session_leader=session_leader,
-        )
+        request = make_request(argv, *more, **options_in(locals()))
         check_callbacks(on_stdout, on_stderr)
         form, large_input = split_input(request)
         if CANCELLABLE or on_stdout or on_stderr or large_input:
@@ -147,19 +138,7 @@ class RemoteSandbox:
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> RemoteProcess:
         """Start a process in the background; see `Sandbox.start`. It outlives this client."""
-        request = make_request(
-            argv,
-            *more,
-            cwd=cwd,
-            env=env,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            session_leader=session_leader,
-            pty=pty,
-            stream_stdin=stream_stdin,
-        )
+        request = make_request(argv, *more, **options_in(locals()))
         check_callbacks(on_stdout, on_stderr)
         form, large_input = split_input(request)
         process = self._start(form, large_input)
