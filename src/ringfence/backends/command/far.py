@@ -13,7 +13,6 @@ from ...model.spec import LIGHT, SandboxSpec
 from ..local.agents.guest_granted import status_of_agent
 from ..local.agents.posture import ContainedReader
 from ..local.netns import NetworkTables
-from ..local.protections import protections_of
 from ..local.reports import each_of, never, report_of
 
 TYPE_CHECKING = False
@@ -109,20 +108,13 @@ def report(backend: StreamBackend) -> BackendReport:
 
     able = [*each_of(_CAN), *never(_CANNOT)]
     return report_of(
-        backend.name,
-        backend.profile_names,
-        backend.provision,
+        backend,
         SandboxSpec(),
         LIGHT,
         _CAN,
         lambda *_: able,
         reason=program,
     )
-
-
-def protections(sandbox: StreamSandbox) -> tuple[Protection, ...]:
-    """As the agent reads them of the far kernel; of one that has ended, what was last read."""
-    return protections_of(sandbox, lambda: FarReader(sandbox))
 
 
 class FarReader(ContainedReader):

@@ -12,7 +12,7 @@ from ..local.agents.guest_granted import status_of_agent
 from ..local.agents.posture import TREES, ContainedReader
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
 from ..local.netns import of_rules
-from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.protections import degraded, enforced, missing
 from ..local.reports import BASIC, FILES, GROUP_LIMITS, RULES, STOPPING, each_of, never, report_of
 from .sandbox import NO_STOP
 
@@ -77,20 +77,13 @@ def backend_report(backend: CommandBackend) -> BackendReport:
             yield from of_rules(RULES, sandbox.apply_network_policy)
 
     return report_of(
-        backend.name,
-        backend.profile_names,
-        backend.provision,
+        backend,
         SandboxSpec(),
         LIGHT,
         _CAN,
         abilities,
         reason=lambda _sandbox: backend.launcher.describe(),
     )
-
-
-def sandbox_protections(sandbox: CommandSandbox) -> tuple[Protection, ...]:
-    """Of a live sandbox; of one that has ended, what was last read."""
-    return protections_of(sandbox, lambda: CommandReader(sandbox))
 
 
 class CommandReader(ContainedReader):

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...launcher import wire
-    from ...model.capabilities import Protection
     from ...model.session import ResolvedMount, Snapshot
     from ...model.spec import SandboxSpec
     from ...snapshots.catalogue import Catalogue
     from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted
+    from ..local.protections import Reader
     from .backend import CommandBackend
     from .place import Place
 
@@ -92,10 +92,10 @@ class CommandSandbox(InCgroup, ContainedSandbox):
             degraded=self.owner.degraded(self.spec),
         )
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+    def _reader(self) -> Reader:
+        from .report import CommandReader
 
-        return sandbox_protections(self)
+        return CommandReader(self)
 
     def _freeze(self, frozen: bool) -> None:
         if not self.group.can_freeze:

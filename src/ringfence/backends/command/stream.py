@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...egress.host.client import Egress
-    from ...model.capabilities import BackendReport, Protection
+    from ...model.capabilities import BackendReport
     from ...model.granted import SandboxCapabilities
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
+    from ..local.protections import Reader
 
 _READY_S = 60.0
 _PATIENCE_S = 10.0
@@ -228,10 +229,10 @@ class StreamSandbox(GuestSandbox):
             degraded=self.owner.degraded(self.spec),
         )
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .far import protections
+    def _reader(self) -> Reader:
+        from .far import FarReader
 
-        return protections(self)
+        return FarReader(self)
 
     def granted(self) -> SandboxCapabilities:
         from ..local.agents.guest_granted import granted

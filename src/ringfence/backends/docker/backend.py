@@ -292,7 +292,7 @@ class DockerBackend(AgentBackend):
     def report(self) -> BackendReport:
         from .report import backend_report
 
-        return backend_report(self.name, self.profile_names, self.provision)
+        return backend_report(self)
 
     def close(self) -> None:
         super().close()

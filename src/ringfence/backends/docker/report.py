@@ -10,7 +10,7 @@ from ..local.agents.contained import NO_NAMESPACE_FDS
 from ..local.agents.posture import ContainedReader
 from ..local.host.readback import NOT_COUNTED, sockets_said
 from ..local.netns import of_rules
-from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.protections import degraded, enforced, missing
 from ..local.reports import (
     BASIC,
     FILES,
@@ -25,9 +25,10 @@ from ..local.reports import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ..local.protections import Verdict
+    from ..local.reports import Provisions
     from .sandbox import DockerSandbox
 
 _CAN = (*BASIC, *STOPPING, *GROUP_LIMITS, can.OPEN_FILES_LIMIT, can.IMAGE)
@@ -43,12 +44,10 @@ _CANNOT = {
 }
 
 
-def backend_report(
-    name: str, profiles: tuple[str, ...], provision: Callable[[SandboxSpec], DockerSandbox]
-) -> BackendReport:
+def backend_report(backend: Provisions[DockerSandbox]) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     spec = SandboxSpec(limits=Limits(cpus=1.0))
-    return report_of(name, profiles, provision, spec, LIGHT, _KNOWN, _abilities)
+    return report_of(backend, spec, LIGHT, _KNOWN, _abilities)
 
 
 def _abilities(
@@ -58,11 +57,6 @@ def _abilities(
     yield from each_of((*FILES, *QUOTAS), "" if sandbox.namespace_fds else NO_NAMESPACE_FDS)
     yield from never(_CANNOT)
     yield from of_rules(RULES, sandbox.apply_network_policy)
-
-
-def sandbox_protections(sandbox: DockerSandbox) -> tuple[Protection, ...]:
-    """Of a live sandbox; of one that stands still or has ended, what was last read."""
-    return protections_of(sandbox, lambda: DockerReader(sandbox))
 
 
 class DockerReader(ContainedReader):

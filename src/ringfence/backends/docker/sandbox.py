@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ...launcher import wire
-    from ...model.capabilities import Protection
     from ...model.mount import Mount
     from ...model.session import ResolvedMount
     from ...model.spec import SandboxSpec
     from ..local.agents.contained import OwnerWithJailer
+    from ..local.protections import Reader
     from ..local.sizes import Sizes
     from .draft import Draft
 
@@ -145,10 +145,10 @@ class DockerSandbox(ContainedSandbox):
     def oom_kills(self) -> int | None:
         return self.group.oom_kills()
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+    def _reader(self) -> Reader:
+        from .report import DockerReader
 
-        return sandbox_protections(self)
+        return DockerReader(self)
 
     def changes(self) -> Changes:
         """As the engine tells, which keeps the container's files, in whatever way."""

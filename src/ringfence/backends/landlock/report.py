@@ -10,7 +10,7 @@ from ..local.agents.posture import AgentReader
 from ..local.host.facts import host
 from ..local.host.mountinfo import read_text
 from ..local.host.readback import cpu_limit, memory_limit_bytes, memory_said, pids_limit
-from ..local.protections import degraded, enforced, missing, protections_of
+from ..local.protections import degraded, enforced, missing
 from ..local.reports import QUOTAS, RULES, STOPPING, each_of, never, report_of
 from ..local.sizes import sizes
 from .rules import handled
@@ -68,19 +68,12 @@ def backend_report(backend: LandlockBackend) -> BackendReport:
         yield from never(_CANNOT)
 
     return report_of(
-        backend.name,
-        backend.profile_names,
-        backend.provision,
+        backend,
         SandboxSpec(),
         LIGHT,
         _CAN,
         abilities,
     )
-
-
-def sandbox_protections(sandbox: LandlockSandbox) -> tuple[Protection, ...]:
-    """Of a live sandbox; of one that has ended, what was last read."""
-    return protections_of(sandbox, lambda: LandlockReader(sandbox))
 
 
 class LandlockReader(AgentReader):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...launcher import wire
-    from ...model.capabilities import Protection
     from ...model.execs.exec import ExecRequest
     from ...model.net.network import NetworkPolicy
     from ...model.session import ResolvedMount, Snapshot
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ..local.host.cgroups import Group
     from ..local.mounts.trusted import Trusted
     from ..local.network import SandboxNetwork
+    from ..local.protections import Reader
     from .backend import LandlockBackend
     from .network import Loopback
     from .place import Place
@@ -141,10 +141,10 @@ class LandlockSandbox(CommandSandbox):
     def connect(self, port: int) -> socket.socket:
         return GuestSandbox.connect(self, port)
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+    def _reader(self) -> Reader:
+        from .report import LandlockReader
 
-        return sandbox_protections(self)
+        return LandlockReader(self)
 
     # -- standing still, and snapshots ------------------------------------------------------------
 

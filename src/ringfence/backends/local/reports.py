@@ -55,9 +55,7 @@ def unavailable(backend: str, exc: Exception, capabilities: Iterable[str]) -> Ba
 
 
 def report_of(
-    name: str,
-    profiles: tuple[str, ...],
-    provision: Callable[[SandboxSpec], S],
+    backend: Provisions[S],
     spec: SandboxSpec,
     tier: str,
     known: Iterable[str],
@@ -74,22 +72,22 @@ def report_of(
         reason: The program in use.
     """
     try:
-        sandbox = provision(spec)
+        sandbox = backend.provision(spec)
     except (RingfenceError, OSError) as exc:
-        return refused(name, exc, known)
+        return refused(backend.name, exc, known)
     try:
         protections = sandbox.protections()
         capabilities, program = tuple(abilities(sandbox, protections)), reason(sandbox)
     finally:
         sandbox.terminate()
     return BackendReport(
-        backend=name,
+        backend=backend.name,
         available=True,
         reason=program,
         tiers=(tier,),
         capabilities=capabilities,
         protections=protections,
-        profiles=profiles,
+        profiles=backend.profile_names,
     )
 
 

@@ -384,7 +384,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
 
         # The inputs of the report are fixed for this process; a failure may pass, so it is retried.
         if self._report is None or not self._report.available:
-            self._report = backend_report(self.name, self.profile_names, self.provision)
+            self._report = backend_report(self)
         return self._report
 
     def prewarm(self, spec: SandboxSpec) -> WarmSandbox:

@@ -18,7 +18,6 @@ from ..local.protections import (
     enforced,
     missing,
     no_cgroup,
-    protections_of,
 )
 from ..local.reports import (
     BASIC,
@@ -36,9 +35,10 @@ from .plan import EMULATOR_BYTES, NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ..local.protections import Verdict
+    from ..local.reports import Provisions
     from .sandbox import MicrovmSandbox
 
 _CAN = (
@@ -48,12 +48,10 @@ _CAN = (
 _KNOWN = (*_CAN, *RULES, can.SECRETS, can.CPU_LIMIT)
 
 
-def backend_report(
-    name: str, profiles: tuple[str, ...], provision: Callable[[SandboxSpec], MicrovmSandbox]
-) -> BackendReport:
+def backend_report(backend: Provisions[MicrovmSandbox]) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     spec = SandboxSpec(tier=STRONG, limits=Limits(cpus=1.0), allow_degraded=("*",))
-    return report_of(name, profiles, provision, spec, STRONG, _KNOWN, _abilities)
+    return report_of(backend, spec, STRONG, _KNOWN, _abilities)
 
 
 def _abilities(
@@ -63,11 +61,6 @@ def _abilities(
     yield from of_limits([can.CPU_LIMIT], protections)
     yield from never(NEVER)
     yield from of_rules(RULES, sandbox.apply_network_policy)
-
-
-def sandbox_protections(sandbox: MicrovmSandbox) -> tuple[Protection, ...]:
-    """Of a live sandbox; of one that stands still or has ended, what was last read."""
-    return protections_of(sandbox, lambda: MicrovmReader(sandbox))
 
 
 class MicrovmReader(AgentReader, BoundsReader):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, Protocol
 
-    from ...model.capabilities import Protection
     from ...model.granted import SandboxCapabilities
     from ...model.mount import Mount
     from ...model.net.network import NetworkPolicy
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from ..local.host.cgroups import Group, Layout
     from ..local.jailed.jail_mounts import JailMounts
     from ..local.launched import Launched
+    from ..local.protections import Reader
     from ..local.sizes import Sizes
     from .booted import Machines
     from .line import Line
@@ -132,10 +132,10 @@ class MicrovmSandbox(JailedSandbox):
             self, started.network, draft.trusted, before=before
         )
 
-    def protections(self) -> tuple[Protection, ...]:
-        from .report import sandbox_protections
+    def _reader(self) -> Reader:
+        from .report import MicrovmReader
 
-        return sandbox_protections(self)
+        return MicrovmReader(self)
 
     def granted(self) -> SandboxCapabilities:
         from ..local.agents.guest_granted import granted

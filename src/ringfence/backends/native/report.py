@@ -47,9 +47,7 @@ def backend_report(backend: Provisions) -> BackendReport:
 
     spec = SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("*", can.NAMESPACES))
     return reports.report_of(
-        backend.name,
-        backend.profile_names,
-        backend.provision,
+        backend,
         spec,
         LIGHT,
         _KNOWN,

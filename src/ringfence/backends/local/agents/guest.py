@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ....model.session import Snapshot
     from ....model.spec import SandboxSpec
     from ..network import SandboxNetwork
+    from ..protections import Reader
 
     class Owner(Protocol):
         """Interface that such a sandbox needs of its backend."""
@@ -123,6 +124,13 @@ class GuestSandbox(LocalSandbox):
         raise NotImplementedError
 
     def protections(self) -> tuple[Protection, ...]:
+        """Of a live sandbox; of one that stands still or has ended, what was last read."""
+        from ..protections import protections_of
+
+        return protections_of(self, self._reader)
+
+    def _reader(self) -> Reader:
+        """Make what reads its protections back."""
         raise NotImplementedError
 
     def granted(self) -> SandboxCapabilities:
