@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import resource
+import time
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from ringfence import Sandbox
 from ringfence.contexts import Context
-from ringfence.contexts.execution import MOST_OUTPUT_BYTES, MOST_RESULTS, Cell
+from ringfence.contexts.context import variables_of
+from ringfence.contexts.execution import MOST_OUTPUT_BYTES, MOST_RESULTS, Cell, Result
 from ringfence.contexts.frames import (
     MOST_CODE_BYTES,
     MOST_FRAME_BYTES,
@@ -18,7 +22,8 @@ from ringfence.contexts.frames import (
     Reader,
     request,
 )
-from ringfence.errors import InvalidRequest
+from ringfence.errors import ExecError, InvalidRequest
+from tests.contexts import forged
 
 # Finds the wire as a hostile program would: every descriptor that is a pipe of the kernel.
 WIRE = """
@@ -82,24 +87,54 @@ def test_processes_left_behind_do_not_hold_the_cell(context: Context) -> None:
     assert "1" == context.run("1").text
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        b"no frame at all" * 100,
-        b"\x1eout - 999999999 -\n",
-        b"\x1eout - 99999999999999999999 -\n" * 10,
-        b"\x00" * 100_000,
-    ],
-)
-def test_bytes_that_are_no_frame_end_the_context_alone(sandbox: Sandbox, forged: bytes) -> None:
+@pytest.mark.parametrize("how", forged.ENDS)
+def test_bytes_that_are_no_frame_end_the_context_alone(sandbox: Sandbox, how: str) -> None:
     with sandbox.context() as hostile, sandbox.context() as other:
-        found = hostile.run(
-            f"{WIRE}\nwire({forged!r})\nimport time; time.sleep(1000)", timeout_s=60
-        )
+        code = f"{forged.PRELUDE}\n{forged.ENDS[how]}\nimport time; time.sleep(1000)"
+        found = hostile.run(code, timeout_s=60)
 
         assert found.error is not None
         assert "damaged" in found.error.value
         assert "2" == other.run("1 + 1").text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", forged.LASTS)
+def test_forged_frames_are_the_cells_own(context: Context, how: str) -> None:
+    """What they say is read within bounds, and the next cell finds all as it was."""
+    before = forged.reset_peak()
+    found = context.run(f"kept = 7\n{forged.PRELUDE}\n{forged.LASTS[how]}", timeout_s=120)
+    for result in found.results[:1]:
+        assert result.text is None or len(result.text) <= MOST_FRAME_BYTES
+        with contextlib.suppress(InvalidRequest):
+            assert len(repr(result.json)) < 1 << 30
+    assert found.to_json()
+
+    assert "CellTimeout" != getattr(found.error, "name", "")
+    assert "7" == context.run("kept").text
+    assert forged.peak() - before < forged.GROWTH_BYTES
+
+
+def test_variables_that_are_no_list_of_the_kernels_are_refused(context: Context) -> None:
+    """Decoded, so many values would take some hundred bytes each of the host's memory."""
+    before = forged.reset_peak()
+    context.run(
+        f"{forged.PRELUDE}\n_kernel = next(o for o in gc.get_objects() if type(o).__name__ == 'Kernel')\n"
+        "many = b'[' + b'[],' * 5_000_000 + b'0]'\n"
+        "type(_kernel)._variables = lambda self, _: self.wire.result('main', {'application/json': many})"
+    )
+    with pytest.raises(ExecError, match="bytes long"):
+        context.variables()
+    assert forged.peak() - before < 100 << 20
+
+
+def test_prompts_whose_answers_nothing_reads_end_with_the_time_limit(context: Context) -> None:
+    before, began = forged.reset_peak(), time.monotonic()
+    found = context.run(f"{forged.PRELUDE}\n{forged.PROMPTS}", timeout_s=2)
+
+    assert "CellTimeout" == getattr(found.error, "name", "")
+    assert time.monotonic() - began < 25, "30 s are for an answer without a time limit"
+    assert forged.peak() - before < 128 << 20
 
 
 def test_forged_frames_are_the_cells_own_and_bounded(context: Context) -> None:
@@ -172,6 +207,52 @@ def test_no_bytes_do_more_than_end_the_stream(pieces: list[bytes]) -> None:
     except BrokenFrameError:
         pass
     cell.execution.to_json()
+
+
+_DAMAGED = st.builds(
+    lambda kind, cell, length, name, payload, ends: (
+        b"\x1e%s %s %s %s%s" % (kind, cell, length or b"%d" % len(payload), name, ends) + payload
+    ),
+    st.sampled_from([b"out", b"err", b"part", b"main", b"error", b"input", b"done", b"hello", b"x"])
+    | st.binary(max_size=9),
+    st.sampled_from([b"ab", b"-", b"0" * 32, b"0" * 33, b"AB", b""]),
+    st.none()
+    | st.sampled_from([b"0", b"3", b"99", b"16777217", b"9" * 9, b"9" * 30, b"-1", b"+1"]),
+    st.sampled_from([b"-", b"application/json", b"image/png", b"value", b"\xff", b"n" * 101, b""]),
+    st.binary(max_size=99)
+    | st.sampled_from(
+        [b"\xff" * 9, b"[" * 99_999, b"9" * 9_999, b"1 " + b"9" * 99, b"\xed\xa0\x80"]
+    ),
+    st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b""]),
+)
+
+
+@given(st.lists(_DAMAGED, max_size=8), st.booleans(), st.integers(1, 300))
+def test_frames_that_are_nearly_right_are_read_or_end_the_stream(
+    frames: list[bytes], in_the_middle: bool, size: int
+) -> None:
+    """Whatever is kept of them can be shown, and no more is held than came."""
+    stream, seen = b"".join(frames), 0
+    reader, cell = Reader(in_the_middle=in_the_middle), Cell("ab")
+    try:
+        for at in range(0, len(stream), size):
+            for kind, cell_id, name, payload in reader.feed(stream[at : at + size]):
+                seen += len(payload)
+                assert len(payload) <= MOST_FRAME_BYTES
+                if cell_id == "ab":
+                    cell.take(kind, name, payload)
+    except BrokenFrameError:
+        pass
+    assert seen <= len(stream)
+    assert reader.consumed <= len(stream)
+    json.dumps(cell.execution.to_json())
+    for result in cell.execution.results:
+        again = Result.from_json(result.to_json())
+        assert result.text == again.text
+        for name in ("json", "chart"):
+            with contextlib.suppress(InvalidRequest):
+                getattr(again, name)
+    assert variables_of(None) == variables_of([1, "x", [[]]]) == []
 
 
 def test_a_reader_that_begins_in_the_middle_finds_the_next_frame() -> None:

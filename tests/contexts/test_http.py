@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.contexts import forged
 from tests.daemon.servers import Server
 
 __all__ = ["_user_namespaces", "daemon", "start_daemon"]
@@ -111,17 +112,28 @@ def test_what_does_not_react_is_killed(client: httpx.Client, contexts: str) -> N
     assert 404 == client.get(f"{contexts}/{made['id']}/cells/{'f' * 32}").status_code
 
 
-def test_forged_frames_end_their_context_at_worst(client: httpx.Client, contexts: str) -> None:
+@pytest.mark.parametrize(
+    "how", [*forged.ENDS, *(pytest.param(each, marks=pytest.mark.full) for each in forged.LASTS)]
+)
+def test_forged_frames_end_their_context_at_worst(
+    daemon: Daemon, client: httpx.Client, contexts: str, at: str, how: str
+) -> None:
     made = client.post(contexts, json={}).raise_for_status().json()
-    at = f"{contexts}/{made['id']}"
-    forged = "b'\\x1eout 0 999999999 -\\n'"
-    code = f"""import os
-for fd in range(200, 300):
-    try: os.write(fd, {forged})
-    except OSError: pass"""
-    end = run(client, at, code, timeout_s=1)[-1]
-    assert not end["running"]
+    hostile, before = f"{contexts}/{made['id']}", forged.reset_peak(daemon.process.pid)
+    code = f"{forged.PRELUDE}\n{(forged.ENDS | forged.LASTS)[how]}"
+    end = run(client, hostile, code, timeout_s=120)[-1]
+
     assert "end" == end["type"]
+    assert "CellTimeout" != (end["error"] or {}).get("name")
+    # Each cell is read from the middle of the output: bytes before its first frame are passed over.
+    assert end["running"] or how in forged.ENDS
+    if end["running"]:
+        assert "2" == run(client, hostile, "1 + 1")[1]["data"]["text/plain"]
+    assert "2" == run(client, at, "1 + 1")[1]["data"]["text/plain"]
+    grown = forged.peak(daemon.process.pid) - before
+    print(f"{grown >> 20} MiB")
+    assert grown < forged.GROWTH_BYTES
+    client.delete(hostile)
 
 
 def test_suspended_in_a_cell(client: httpx.Client, contexts: str, at: str) -> None:

@@ -66,6 +66,7 @@ _ALSO = {
     "python3": PYTHON,
 }
 LISTS_VARIABLES = (PYTHON, NODE)
+MOST_VARIABLES_BYTES = 2 << 20
 OPTIONS = {"timeout_s", "stdin", "on_stdout", "on_stderr", "on_result", "on_error", "on_input"}
 START_S = 60.0
 GRACE_S = 3.0  # from an interrupt to the kill
@@ -277,14 +278,29 @@ class Context:
             is_over = cell.is_done
             logs, results, prompts = cell.wait(left, wants_pieces=any(callbacks))
             tell(logs, results, callbacks)
-            for prompt in prompts:
-                text = answer(prompt) if answer else None
-                self._send(request("answer", text=text))
+            self._answer(prompts, answer, deadline)
             if is_over:
                 return
             if deadline is not None and time.monotonic() >= deadline and not cell.is_done:
                 deadline = None
                 self._time_out(cell, timeout_s)
+
+    def _answer(
+        self,
+        prompts: list[str],
+        answer: Callable[[str], str | None] | None,
+        deadline: float | None,
+    ) -> None:
+        """Answer prompts, until the deadline at most: a program that asks need not read answers."""
+        for prompt in prompts:
+            text = answer(prompt) if answer else None
+            left = _SEND_S if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                self._send(request("answer", text=text), min(_SEND_S, left))
+            except ExecError:
+                if deadline is None or time.monotonic() < deadline:
+                    raise
+                return
 
     def _time_out(self, cell: Cell, timeout_s: float | None) -> None:
         cell.time_out(timeout_s, is_alive=self._stop(cell))
@@ -323,6 +339,8 @@ class Context:
         error, results = cell.execution.error, cell.execution.results
         if error is not None or not results:
             raise ExecError(f"variables cannot be listed: {error.value if error else 'no answer'}")
+        if len(results[-1].data.get("application/json", b"")) > MOST_VARIABLES_BYTES:
+            raise ExecError(f"the list of variables is over {MOST_VARIABLES_BYTES} bytes long")
         return variables_of(results[-1].json)
 
     # -- ending -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ MOST_OUTPUT_BYTES = 16 << 20
 MOST_LOGS = 20_000
 MOST_RESULTS = 1_000
 MOST_RESULT_BYTES = 64 << 20
+MOST_PROMPTS = 100  # that wait for an answer: each thread of a program asks one at a time
 MOST_PARTS = 32
 MOST_PART_BYTES = 32 << 20  # of one result
 _PIECE_CHARS = 1 << 16
@@ -238,7 +239,7 @@ class Cell:
                     self._parts[name] = payload
             elif kind in ("main", "display", "error"):
                 self._add_result(kind)
-            elif kind == "input" and len(self._prompts) < MOST_LOGS:
+            elif kind == "input" and len(self._prompts) < MOST_PROMPTS:
                 self._prompts.append(payload[:_PIECE_CHARS].decode("utf-8", "replace"))
             elif kind == "done":
                 self._finish(payload)

@@ -9,7 +9,13 @@ from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
-from ...contexts.context import LANGUAGE, LISTS_VARIABLES, PYTHON, variables_of
+from ...contexts.context import (
+    LANGUAGE,
+    LISTS_VARIABLES,
+    MOST_VARIABLES_BYTES,
+    PYTHON,
+    variables_of,
+)
 from ...contexts.frames import MOST_CODE_BYTES, argv_of, language_of, request
 from ...errors import ExecError, ExecNotFound, LifecycleError, TooManyRequests, Unsupported
 from ...execs.execs import Execs
@@ -33,7 +39,6 @@ CellId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Heartbeat = Annotated[float, Query(ge=0.05, le=3600)]
 _MOST = 1000  # contexts of a sandbox
 _VARIABLES_S, _ENDING_S = 20.0, 30.0  # clients wait 30 s as a rule
-_MOST_VARIABLES_BYTES = 2 << 20
 _DONE = {"cache-control": "no-store"}
 
 
@@ -277,8 +282,8 @@ async def variables(
     found = Events(service, sending, run, cell_id, cell_offset(run, cell_id), _VARIABLES_S)
     items: list[dict[str, str]] | None = None
     async for lines in found.stream(3600.0):
-        if len(lines) > _MOST_VARIABLES_BYTES:
-            raise ExecError(f"the list of variables is over {_MOST_VARIABLES_BYTES} bytes long")
+        if len(lines) > MOST_VARIABLES_BYTES:
+            raise ExecError(f"the list of variables is over {MOST_VARIABLES_BYTES} bytes long")
         for line in lines.splitlines():
             event = json.loads(line)
             if event["type"] == "result":
