@@ -77,7 +77,7 @@ class LandlockBackend(CommandBackend):
 
     def layout(self) -> cgroups.Layout:
         found = super().layout()
-        # Without a cgroup memory is sampled, and each fork waits for the agent.
+        # Without a cgroup memory is sampled, and each fork waits for the agent if there is a limit.
         self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "pids", "network_bytes")))
         self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
         self.saves = True
@@ -188,7 +188,8 @@ class LandlockBackend(CommandBackend):
             "shared": {"calls": filters.shared_calls(), "place": made.mapped(SHARED_MEMORY)},
             "segments": filters.segment_calls(),
             "scheduling": filters.scheduling_calls(),
-            "forks": [] if is_counted or slot else filters.fork_calls(),
+            # Only if it is asked for: a signal can interrupt what waits.
+            "forks": filters.fork_calls() if spec.limits.pids and not (is_counted or slot) else [],
             "tag_base": _new_base(),
         }
 

@@ -148,10 +148,13 @@ class LandlockReader(AgentReader):
         if not sandbox.asks_about_forks:
             from .backend import UNASKED
 
-            return degraded(f"{wanted}: sampled every 50 ms, which a fork bomb outruns; {UNASKED}")
+            why = f"{wanted}: sampled every 50 ms, which a fork bomb outruns"
+            if sandbox.spec.limits.pids:
+                return degraded(f"{why}; {UNASKED}")
+            return degraded(why, "set limits.pids (--pids): then each fork waits for the agent")
         return degraded(
             f"{wanted}: each fork waits for the agent, which counts; forks at the same moment may "
-            "exceed it, at most twofold, and are ended"
+            "exceed it, at most twofold, and are ended; a signal can interrupt the wait (EINTR)"
         )
 
     def cpu_limit(self) -> Verdict:
