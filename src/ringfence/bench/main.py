@@ -16,6 +16,7 @@ from .measures import (
     floods,
     forks,
     images,
+    landlock,
     parked,
     ray_programs,
     run,
@@ -53,9 +54,10 @@ MEASURES: dict[str, Measure] = {
     "cluster": cluster.measure,
     "floods": floods.measure,
     "backends": backends.measure,
+    "landlock": landlock.measure,
 }
-# Three need the extras `server` and `client`, one of them Ray; the other gVisor and a Docker engine.
-ONLY_IF_ASKED = ("server", "cluster", "floods", "backends")
+# Three need the extras `server` and `client`, one of them Ray; the others are about backends.
+ONLY_IF_ASKED = ("server", "cluster", "floods", "backends", "landlock")
 
 
 def measure(

@@ -345,9 +345,9 @@ BENCH = Command(
         HELP,
     ),
     words="create exec run throughput parked files images snapshots forks live egress adapters "
-    "placement ray server cluster backends floods",
+    "placement ray server cluster backends landlock floods",
     details="""\
-Default MEASURE: all except server, cluster, backends and floods.
+Default MEASURE: all except server, cluster, backends, landlock and floods.
 
 Measures:
   create      create, first exec and terminate, compared with bubblewrap
@@ -367,6 +367,7 @@ Measures:
   server      latency, memory, streams and restart of the server
   cluster     overhead and throughput of a gateway over two Ray nodes on this machine
   backends    gVisor, Docker and microVMs, compared with runsc, docker exec and a plain boot
+  landlock    the backend without namespaces, compared with sandlock, bubblewrap and bare programs
   floods      p99 of other clients and the server's memory while each listener is attacked""",
     examples=(
         ("measure the server", "ringfence bench --server --quick"),

@@ -16,7 +16,7 @@ import time
 
 from ...launcher import lockdown, wire
 from ...launcher.pid1 import processes, terminals
-from ...linux import landlock, libc, privileges, seccomp
+from ...linux import inet_diag, landlock, libc, privileges, seccomp
 from .. import users
 from ..agent import Agent
 from ..execs import OomScore
@@ -193,6 +193,7 @@ def _serve(
         _restrict(settings, fds)
         judged, key = settings["judged"], settings["tag_key"]
         network, shared = settings["network"], settings["shared"]
+        listeners = inet_diag.find(network["v4"])  # later a filter asks about its sockets
         asked_fd = asking.guard(
             judged["calls"] if judged else (),
             network["calls"],
@@ -211,7 +212,7 @@ def _serve(
     handled = settings["ruleset"]
     users.confine = lambda: confine(handled, settings["refused"])
     wire.answer(control, b"READY" if asked_fd >= 0 else UNASKED)
-    sockets = Sockets(asked_fd, network, key)
+    sockets = Sockets(asked_fd, network, key, listeners)
     changes = metadata.Metadata(asked_fd, judged, key) if judged else None
     base = settings["tag_base"]
     forks = Forks(
