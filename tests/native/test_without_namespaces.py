@@ -273,6 +273,46 @@ def test_a_writable_mount_ends_at_its_border(writable: Path) -> None:
     assert (before.st_mode, before.st_mtime_ns, 1) == (now.st_mode, now.st_mtime_ns, now.st_nlink)
 
 
+def test_a_directory_of_its_own_is_mapped(tmp_path: Path) -> None:
+    """By the working directory, the files API and whole arguments; a snapshot has it under its name."""
+    backend = LandlockBackend(state_dir=str(tmp_path / "saved"))
+    own = Mount("/workspace", "", "rw")
+    with Sandbox.create(backend=backend, mounts=[own], workdir="/workspace/deep") as made:
+        made.files.write("/workspace/given", b"from outside\n")
+        told = made.shell("cat ../given; echo from inside > made").text
+        read = made.exec(["cat", "/workspace/deep/made"]).text
+        saved = made.snapshot()
+    with Sandbox.restore(saved.id, backend=backend) as restored:
+        again = restored.files.read("/workspace/deep/made")
+    backend.delete_snapshot(saved.id)
+    with pytest.raises(Unsupported, match="make it writable"):
+        Sandbox.create(backend=backend, mounts=[Mount("/workspace")])
+    with pytest.raises(InvalidRequest):
+        Sandbox.create(backend=backend, mounts=[Mount("/proc/own", "", "rw")])
+    backend.close()
+
+    assert ("from outside\n", "from inside\n") == (told, read)
+    assert b"from inside\n" == again
+
+
+def test_the_callers_python_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_others_in(tmp_path)
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "package").write_text("shown")
+    for is_shown in (True, False):
+        with Sandbox.create(backend="landlock", python_env=is_shown) as made:
+            told = made.exec(["cat", str(tmp_path / "package")])
+            path = made.exec(["sh", "-c", "echo $PATH"]).text
+        assert ("shown" if is_shown else "") == told.text
+        assert is_shown == path.startswith(f"{tmp_path}/bin:")
+    if host().changes_users:
+        tmp_path.chmod(0o700)
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / "below"))
+        with pytest.raises(Unsupported, match="may not enter"):
+            Sandbox.create(backend="landlock", python_env=True)
+
+
 def test_what_landlock_cannot_hold_in_a_writable_mount_is_refused(writable: Path) -> None:
     path = str(writable)
     (writable / "inner").mkdir()

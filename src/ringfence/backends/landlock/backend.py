@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ...egress.host.client import Egress
     from ...model.capabilities import BackendReport
+    from ...model.mount import Mount
     from ...model.spec import SandboxSpec
     from ..local.mounts.trusted import Trusted
 
@@ -89,7 +90,9 @@ class LandlockBackend(CommandBackend):
             raise InvalidRequest(f"no user {spec.user!r}: it maps no ids", field="user")
         rules.check_mounts(spec, self.name, is_owner=not host().changes_users)
         check_given_secrets(spec)
-        plain = replace(spec, mounts=(), memory_dir=None, secrets={}, user=None)
+        if host().changes_users:
+            rules.check_python(spec, self.name)
+        plain = replace(spec, mounts=(), memory_dir=None, secrets={}, user=None, python_env=False)
         if not spec.network.is_unrestricted:
             plain = replace(plain, network=NetworkPolicy())
         super().check(replace(plain, user="root") if spec.user == "root" else plain)
@@ -125,8 +128,10 @@ class LandlockBackend(CommandBackend):
             trusted = None
             if spec.network.needs_tls_termination:
                 trusted = trusted_for(spec.network, self.egress())
-            workdir = spec.workdir if not _is_mounted(spec) else None
-            made = Place(slot or host().uid, workdir, spec.mounts, spec.memory_dir, trusted)
+            mount = _mount_of_workdir(spec)
+            workdir = None if mount else spec.workdir
+            mounts = [*spec.mounts, *rules.python_mounts(spec)]
+            made = Place(slot or host().uid, workdir, mounts, spec.memory_dir, trusted)
             try:
                 sandbox = self._start(spec, sandbox_id, slot, made, trusted)
             except BaseException:
@@ -137,7 +142,7 @@ class LandlockBackend(CommandBackend):
                 self._ids().give_back(slot)
             raise
         self._live[sandbox_id] = sandbox
-        if not _is_mounted(spec):
+        if mount is None or rules.is_own(mount):
             make_workdir(sandbox)
         return sandbox
 
@@ -173,6 +178,7 @@ class LandlockBackend(CommandBackend):
             "ruleset": handled,
             "rules": [
                 *rules.system_rules(handled[0]),
+                *((each.source, rules.READ) for each in rules.python_mounts(spec)),
                 *own,
                 *((path, rules.READ) for path in made.readable),
                 *(("", access) for _fd, access in opened),
@@ -226,7 +232,10 @@ class LandlockBackend(CommandBackend):
             agent = _child_of(process.pid)
             if layout.version:
                 limits.check(group, agent)
-            mounts = [ResolvedMount(each.target, each.access, each.source) for each in spec.mounts]
+            mounts = [
+                ResolvedMount(each.target, each.access, each.source or made.mapped(each.target))
+                for each in spec.mounts
+            ]
             base = told["tag_base"]
             assert isinstance(base, int)
             return LandlockSandbox(
@@ -287,9 +296,11 @@ def own_mounts_of(spec: SandboxSpec) -> list[ResolvedMount]:
     return own_mounts(replace(spec, mounts=()))
 
 
-def _is_mounted(spec: SandboxSpec) -> bool:
+def _mount_of_workdir(spec: SandboxSpec) -> Mount | None:
+    """The innermost mount that the session's root is in."""
     workdir = spec.workdir or ""
-    return any(workdir == m.target or workdir.startswith(f"{m.target}/") for m in spec.mounts)
+    around = [m for m in spec.mounts if workdir == m.target or workdir.startswith(f"{m.target}/")]
+    return max(around, key=lambda mount: len(mount.target), default=None)
 
 
 def _new_base() -> int:

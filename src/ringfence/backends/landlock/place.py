@@ -34,7 +34,7 @@ class Place:
     Args:
         host_id: Who owns what is in it.
         workdir: Where the session's root is to be seen; None: in the home.
-        mounts: What it shows of the host, at its own path.
+        mounts: What it shows of the host, at its own path, and directories of its own, which lie here.
         memory: Directory of the host that is its memory's; None: one of its own.
         trusted: The authority that its programs trust; None where no rule reads inside TLS.
 
@@ -57,6 +57,8 @@ class Place:
             self._names = {target: f"{self.path}/{name}" for target, name in _OWN.items()}
             if workdir is not None:
                 self._names[workdir] = f"{self.path}/work"
+            own = [mount.target for mount in mounts if not mount.source]
+            self._names |= {each: f"{self.path}/own-{i}" for i, each in enumerate(own)}
             if memory is not None:
                 self._names[MEMORY_DIR] = os.path.realpath(memory)
             self.writable = [path for path in self._names.values() if path.startswith(self.path)]
@@ -64,7 +66,7 @@ class Place:
                 os.mkdir(path)
                 self._give(path, host_id)
             # Also below /tmp a mount is at its own path.
-            self._names |= {mount.target: mount.target for mount in mounts}
+            self._names |= {mount.target: mount.target for mount in mounts if mount.source}
             self.readable: list[str] = []
             if trusted is not None:
                 self._keep(trusted)

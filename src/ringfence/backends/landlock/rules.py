@@ -60,6 +60,32 @@ def system_rules(handled_fs: int) -> list[tuple[str, int]]:
     return [*rules, ("/dev/tty", _DEVICE | handled_fs & landlock.IOCTL_DEV)]
 
 
+def python_mounts(spec: SandboxSpec) -> list[Mount]:
+    """The caller's Python and its packages, if they are to be shown."""
+    found = template.python_environment() if spec.python_env else []
+    return [Mount(target, source) for source, target, _ in found]
+
+
+def check_python(spec: SandboxSpec, name: str) -> None:
+    """Refuse a Python below a directory that the user of a sandbox of root's may not enter.
+
+    Raises:
+        Unsupported: It is; the message names the directory.
+    """
+    for mount in python_mounts(spec):
+        path = mount.source
+        while path != "/":
+            path = os.path.dirname(path)
+            if not os.stat(path).st_mode & stat.S_IXOTH:
+                raise Unsupported(
+                    f"this Python lies below {path}, which the sandbox's own user may not enter",
+                    backend=name,
+                    operation="python_env",
+                    field="python_env",
+                    hint="use a Python below /usr or /opt, or run as an ordinary user",
+                )
+
+
 def _names_this_host_only(path: str) -> bool:
     """Return whether a file of hosts tells of no other host than this: then `localhost` is found by it."""
     own = os.uname().nodename
@@ -89,11 +115,17 @@ def handled(abi: int) -> tuple[int, int, int, int]:
 def shown(spec: SandboxSpec) -> list[Mount]:
     """Directories and files of the host that a sandbox shows: its mounts, and its memory's directory."""
     memory = os.path.realpath(spec.memory_dir or "")
-    return [*spec.mounts, *([Mount(memory, memory, READ_WRITE, ())] if spec.memory_dir else [])]
+    mounts = [mount for mount in spec.mounts if not is_own(mount)]
+    return [*mounts, *([Mount(memory, memory, READ_WRITE, ())] if spec.memory_dir else [])]
+
+
+def is_own(mount: Mount) -> bool:
+    """Return whether it is a writable directory of the sandbox's own, which lies beside its home."""
+    return not mount.source and mount.is_writable
 
 
 def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
-    """Refuse mounts that take a mount: at another path, of a directory of its own, or one in another.
+    """Refuse mounts that take a mount: of the host at another path, or one in another.
 
     Args:
         is_owner: Programs run as this process's user, who may write to what it mounts.
@@ -106,6 +138,8 @@ def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
         raise no_source(Mount(MEMORY_DIR, spec.memory_dir), mistake)
     mounts = shown(spec)
     writable = [mount.target for mount in mounts if mount.is_writable]
+    for mount in filter(is_own, spec.mounts):
+        _check_target(mount)
     own = os.path.realpath(place.base())
     for mount in mounts:
         _check_path(mount, name)
@@ -136,11 +170,15 @@ def _check_path(mount: Mount, name: str) -> None:
             field="mounts.target",
             hint=f"use the source's own path as the target: {own}"
             if own
-            else "write to the home directory instead",
+            else "make it writable (rw): then it is mapped, as the home directory is",
         )
     if not os.path.exists(own):
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise no_source(mount, missing)
+    _check_target(mount)
+
+
+def _check_target(mount: Mount) -> None:
     if mount.target == "/" or mount.target.startswith(("/proc", "/sys", "/dev")):
         raise InvalidRequest(
             f"{mount.target} cannot be mounted by this backend", field="mounts.target"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents.sandbox.errors import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agents.sandbox.session.pty_types import PtyExecUpdate
+    from agents.sandbox.session.runtime_helpers import RuntimeHelperScript
     from agents.sandbox.types import User
 
     from ...sandbox import AsyncSandbox
@@ -152,6 +153,20 @@ class RingfenceSandboxSession(BaseSandboxSession):
 
     def _current_runtime_helper_cache_key(self) -> object:
         return self.state.sandbox_id
+
+    async def _ensure_runtime_helper_installed(self, helper: RuntimeHelperScript) -> PurePath:
+        """As the framework does it, whose script has its path below /tmp in its text.
+
+        Without a mount namespace the sandbox's /tmp lies elsewhere: only whole arguments are mapped.
+        """
+        path = helper.install_path.as_posix()
+        try:
+            if not await self.sandbox.files.exists(path):
+                content = helper.content.encode()
+                await self.sandbox.files.write(path, content, mode=0o555, parents=True)
+        except RingfenceError as exc:
+            raise ExecTransportError(command=(path,), cause=exc, message=str(exc)) from exc
+        return helper.install_path
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
         return await self._validate_remote_path_access(path, for_write=for_write)
