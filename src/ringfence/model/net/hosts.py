@@ -20,7 +20,6 @@ _HEX = frozenset("0123456789abcdef")
 _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and length bytes
 _PORT_MAX, _MOST_RANGES = 65535, 256
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
-_ANY = ("0.0.0.0", "::")
 _MEANT = {
     **dict.fromkeys(
         ("all", "any", "full", "internet", "everything", "open", "public", "true", "yes", "on",
@@ -44,9 +43,6 @@ def check_meant(denies: bool, host: str, ports: str, field: str) -> None:
     """Refuse a name without a dot that is a word for something else, or that names no public host."""
     if host in _MEANT:
         checks.refuse(field, f"{host!r} is not a host name", _MEANT[host])
-    if host in _ANY and not denies:
-        hint = "a server on this host is 127.0.0.1:PORT; every address is 0.0.0.0/0"
-        checks.refuse(field, f"{host!r} is where servers listen, not the address of one", hint)
     is_dotless = "." not in host and ":" not in host and host != "localhost"
     if is_dotless and not denies and not ports:
         hint = (

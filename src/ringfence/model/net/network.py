@@ -155,15 +155,18 @@ class NetworkPolicy(Model):
         """Return the policy as a person wrote it; only a program that asks the proxy means `localhost`.
 
         Raises:
-            InvalidRequest: A rule is of `localhost`, which inside is the sandbox itself.
+            InvalidRequest: A rule is of `localhost`, which inside is the sandbox itself, or allows 0.0.0.0.
         """
         from . import hosts
 
+        hint = "a server on this host is 127.0.0.1:PORT"
         for i, text in enumerate(self.allowed_hosts):
-            if "localhost" == hosts.split_rule(text)[1]:
-                hint = "a server on this host is 127.0.0.1:PORT"
-                what = f"{text!r} is the sandbox itself"
-                checks.refuse(f"allowed_hosts[{i}]", what, hint)
+            denies, host, _ = hosts.split_rule(text)
+            if host == "localhost":
+                checks.refuse(f"allowed_hosts[{i}]", f"{text!r} is the sandbox itself", hint)
+            if host in ("0.0.0.0", "::") and not denies:
+                what = f"{text!r} is where servers listen, not the address of one"
+                checks.refuse(f"allowed_hosts[{i}]", what, f"{hint}; every address is 0.0.0.0/0")
         return self
 
     @property
