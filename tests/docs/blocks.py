@@ -113,8 +113,7 @@ def run_console(block: Block, cwd: Path, env: dict[str, str]) -> None:
         assert number < len(statuses), f"{where}\nnever ended\n{run.stderr}"
         asked = number + 1 < len(commands) and "echo $?" == commands[number + 1].script.strip()
         assert 0 == statuses[number] or asked, f"{where}\nstatus {statuses[number]}\n{run.stderr}"
-        if command.expected:
-            _check(where, "\n".join(command.expected), outputs[number], run.stderr)
+        _check(where, "\n".join(command.expected), outputs[number], run.stderr)
 
 
 def run_python(blocks: list[Block], cwd: Path, env: dict[str, str], page: str) -> None:

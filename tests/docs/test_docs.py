@@ -148,7 +148,7 @@ def test_output_is_compared(expected: str, got: str, same: bool) -> None:
 def test_a_wrong_page_is_noticed(tmp_path: Path) -> None:
     """The control: output that differs and commands that fail are failures."""
     env = dict(os.environ)
-    for text in ("$ echo one\ntwo", "$ false", "$ exit 0\n$ echo never"):
+    for text in ("$ echo one\ntwo", "$ echo not shown", "$ false", "$ exit 0\n$ echo never"):
         with pytest.raises(AssertionError):
             run_console(Block("console", text, 1), tmp_path, env)
     with pytest.raises(AssertionError):
