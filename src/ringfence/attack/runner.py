@@ -145,18 +145,10 @@ def _run_limited(lab: Lab, chosen: list[str], context: dict[str, Any]) -> Found:
 
 
 def _left_out(probe: Probe | OutsideProbe, why: str) -> ProbeResult:
-    return ProbeResult(
-        id=probe.id,
-        area=probe.area,
-        severity=probe.severity,
-        description=probe.description,
-        status=NOT_APPLICABLE,
-        evidence=why,
-        control=probe.control,
-    )
+    return _judge(probe, "", NOT_APPLICABLE, why)
 
 
-def _judge(probe: Probe, kind: str, status: str, evidence: str) -> ProbeResult:
+def _judge(probe: Probe | OutsideProbe, kind: str, status: str, evidence: str) -> ProbeResult:
     return ProbeResult(
         id=probe.id,
         area=probe.area,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from _thread import RLock
 
-from ...errors import ExecError, LifecycleError, NetworkPolicyError, Unsupported
+from ...errors import ExecError, NetworkPolicyError
 from ...launcher import wire
-from ...model.state import State
 from ..local import journal
 from ..local.answers import Refused
 from ..local.host import identity
@@ -16,7 +15,7 @@ from ..local.jailed.jail_mounts import JailMounts
 from ..local.jailed.jailed import JailedSandbox
 from ..local.network import SandboxNetwork
 from . import places, runsc
-from .asked import NAME, NO_MEMORY, NO_MEMORY_OF_SOCKETS
+from .asked import NO_MEMORY, NO_MEMORY_OF_SOCKETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,15 +161,8 @@ class GvisorSandbox(JailedSandbox):
         self.owner.attach(self, mount, more)
         self.places = more.places
 
-    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
-        with self._lock:
-            self._require(self._state, "checkpoint")
-            if self._state is State.SUSPENDED:
-                raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            why, hint = self.not_saved()
-            if why:
-                raise Unsupported(why, backend=NAME, operation="checkpoint", hint=hint)
-            return self.owner.checkpoint(self, metadata)
+    def _checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        return self.owner.checkpoint(self, metadata)
 
     def not_saved(self) -> tuple[str, str]:
         if not host().trusted_root:
@@ -182,16 +174,8 @@ class GvisorSandbox(JailedSandbox):
             return why, "give mounts when the sandbox is created; snapshot() saves its files"
         return "", ""
 
-    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
-        with self._lock:
-            if self.state is State.TERMINATED:
-                raise self.terminated_error("snapshot")
-            if self.is_held:
-                try:
-                    return self.checkpoint(metadata)
-                finally:
-                    self.held_by = 0
-            return self.owner.snapshot(self, metadata, catalogue)
+    def _snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None) -> Snapshot:
+        return self.owner.snapshot(self, metadata, catalogue)
 
 
 class StandStill:

@@ -6,11 +6,10 @@ import marshal
 import os
 import time
 
-from ...errors import IoError, LifecycleError, SandboxLost, Unsupported
+from ...errors import IoError, LifecycleError, SandboxLost
 from ...guest import channels
 from ...launcher import wire
 from ...launcher.fuse import serving
-from ...model.state import State
 from ..local import journal
 from ..local.answers import Refused, answer
 from ..local.jailed import saving
@@ -187,23 +186,13 @@ class MicrovmSandbox(JailedSandbox):
 
     # -- snapshots ----------------------------------------------------------------------------
 
-    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
-        with self._lock:
-            if self.state is State.TERMINATED:
-                raise self.terminated_error("snapshot")
-            if self.is_held:
-                try:
-                    return self.checkpoint(metadata)
-                finally:
-                    self.held_by = 0
-            with self.awake():
-                self.ask("freeze", True)
-                try:
-                    return saving.keep(
-                        self, catalogue or self.owner.catalogue(), metadata, self._save
-                    )
-                finally:
-                    self.ask("freeze", False)
+    def _snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None) -> Snapshot:
+        with self.awake():
+            self.ask("freeze", True)
+            try:
+                return saving.keep(self, catalogue or self.owner.catalogue(), metadata, self._save)
+            finally:
+                self.ask("freeze", False)
 
     def _save(self, pipe: int) -> None:
         """Everything in the guest's root, at one moment."""
@@ -224,15 +213,8 @@ class MicrovmSandbox(JailedSandbox):
 
     # -- with its memory ----------------------------------------------------------------------
 
-    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
-        with self._lock:
-            self._require(self._state, "checkpoint")
-            if self._state is State.SUSPENDED:
-                raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
-            why, hint = self.not_saved()
-            if why:
-                raise Unsupported(why, backend=self.owner.name, operation="checkpoint", hint=hint)
-            return _checkpoint(self, self.owner.catalogue(), metadata)
+    def _checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        return _checkpoint(self, self.owner.catalogue(), metadata)
 
     def not_saved(self) -> tuple[str, str]:
         if self.network.trusted or self.spec.secrets:

@@ -6,7 +6,7 @@ import os
 import time
 from _thread import allocate_lock, get_ident
 
-from ....errors import LifecycleError
+from ....errors import LifecycleError, Unsupported
 from ....launcher import wire
 from ....model.state import State
 from ....model.stats import SandboxStats
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from ....model.execs.exec import ExecRequest
     from ....model.mount import Mount
-    from ....model.session import ResolvedMount
+    from ....model.session import ResolvedMount, Snapshot
     from ....model.spec import SandboxSpec
+    from ....snapshots.catalogue import Catalogue
     from ...optional import ProcessTemplate
     from ...protocol import BackendExec, BackendSandbox
     from ..launched import Launched
@@ -121,6 +122,35 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
                     "the sandbox is being saved with its memory", hint="try again in a second"
                 )
             super().send(message, fds, control)
+
+    def snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None = None) -> Snapshot:
+        with self._lock:
+            if self.state is State.TERMINATED:
+                raise self.terminated_error("snapshot")
+            if self.is_held:
+                try:
+                    return self.checkpoint(metadata)
+                finally:
+                    self.held_by = 0
+            return self._snapshot(metadata, catalogue)
+
+    def _snapshot(self, metadata: Mapping[str, str], catalogue: Catalogue | None) -> Snapshot:
+        """Save the files, with the lock held."""
+        raise NotImplementedError
+
+    def checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        with self._lock:
+            self._require(self._state, "checkpoint")
+            if self._state is State.SUSPENDED:
+                raise LifecycleError("checkpoint: the sandbox is suspended", hint="resume it first")
+            why, hint = self.not_saved()
+            if why:
+                raise Unsupported(why, backend=self.backend.name, operation="checkpoint", hint=hint)
+            return self._checkpoint(metadata)
+
+    def _checkpoint(self, metadata: Mapping[str, str]) -> Snapshot:
+        """Save the files and the memory, with the lock held, and end the sandbox."""
+        raise NotImplementedError
 
     def not_saved(self) -> tuple[str, str]:
         """Return why its memory cannot be saved, and what to do; empty if it can."""

@@ -15,6 +15,7 @@ from ..host.mountinfo import kind_at
 from ..host.own_places import remove_tree
 from ..session import is_below
 from . import sampler
+from .template import tree
 from .writers import Writers
 
 TYPE_CHECKING = False
@@ -280,15 +281,7 @@ def again(sandbox_id: str, label: str) -> Disk:
 
 
 def _tree(source: str, device: int, inode: int) -> Tree:
-    return {
-        "source": source,
-        "device": device,
-        "inode": inode,
-        "attributes": _FLAGS,
-        "idmap": "",
-        "idmap_gid": "",
-        "fd": -1,
-    }
+    return {**tree(source, _FLAGS), "device": device, "inode": inode}
 
 
 # -- sizes that are sampled ------------------------------------------------------------------------
