@@ -220,6 +220,51 @@ def test_an_admin_makes_a_template_public(
     bob.delete("/v1/templates/mine")
 
 
+def test_what_one_owner_writes_over_a_public_template_no_other_sees(
+    daemon: Daemon, ann: httpx.Client, bob: httpx.Client
+) -> None:
+    """Neither from a sandbox nor by a build on top of it, and no sandbox reaches the files below."""
+    write = "echo bob > ~/file; chmod 600 ~/file; echo new > ~/new; cat ~/file; ls ~"
+    with daemon.client() as admin:
+        build(admin, "common", {"run": "echo built > ~/file"}, public=True)
+        made = bob.post("/v1/sandboxes", json={"template": "common"}).json()["id"]
+        argv = {"argv": ["sh", "-c", write], "wait": True}
+        written = bob.post(f"/v1/sandboxes/{made}/execs", json=argv).json()["result"]
+        assert "bob\nfile\nnew\n" == written["stdout"]
+        assert "ready" == build(bob, "over", {"run": write}, base={"template": "common"})["status"]
+        for client in (ann, bob, admin):
+            assert "built\nfile\n" == run(client, "common", "cat ~/file; ls ~")
+        assert "bob\nfile\nnew\n" == run(bob, "over", "cat ~/file; ls ~")
+        bob.delete(f"/v1/sandboxes/{made}")
+        bob.delete("/v1/templates/over")
+        admin.delete("/v1/templates/common")
+
+
+def test_files_of_a_removed_template_stay_for_the_sandboxes_that_use_them(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+
+    def streams() -> list[Path]:
+        return [*state.rglob("content.tar")]
+
+    with start_daemon(state_dir=state).client() as client:
+        script = "head -c 8000000 /dev/urandom > ~/file"  # large enough to be mounted
+        build(client, "first", {"run": script})
+        build(client, "second", {"run": script + "; :"})
+        assert 2 == len(streams())
+        made = client.post("/v1/sandboxes", json={"template": "first"}).json()["id"]
+        assert 204 == client.delete("/v1/templates/first").status_code
+        assert 422 == client.post("/v1/sandboxes", json={"template": "first"}).status_code
+        argv = {"argv": ["sh", "-c", "wc -c < ~/file"], "wait": True}
+        found = client.post(f"/v1/sandboxes/{made}/execs", json=argv).json()["result"]
+        assert "8000000\n" == found["stdout"]
+        client.delete(f"/v1/sandboxes/{made}")
+        client.delete("/v1/templates/second")
+        assert [] == client.get("/v1/snapshots").json()["items"]
+        assert [] == streams()
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
