@@ -184,8 +184,8 @@ _INSTEAD: dict[str, dict[str, str]] = {
     "Context": {"exec execute eval run_code run_cell run_command": "run(code)"},
     "Template": {
         "apt apt_install apt_get": (
-            "from_image(...).run('apt-get install -y NAME'): a template over the host's files has"
-            " the host's programs as they are"
+            "from_image(...).run('apt-get -o APT::Sandbox::User=root install -y NAME'): a template over"
+            " the host's files has the host's programs as they are"
         ),
         "run_commands run_cmd run_command add_step": "run(command)",
         "pip add_python_packages uv_pip_install": "pip_install(NAME, ...)",
