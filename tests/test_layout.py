@@ -27,6 +27,7 @@ DATA = {".json", ".bpf"}
 FRAMEWORKS = {
     "adk": {"google", "pydantic"},
     "autogen": {"autogen_core", "pydantic"},
+    "deepagents_paths": {"deepagents"},
     "harbor": {"harbor"},
     "inspect_ai": {"inspect_ai", "pydantic"},
     "langchain": {"deepagents"},

@@ -21,7 +21,6 @@ from deepagents.backends.protocol import (
     FileDownloadResponse,
     FileUploadResponse,
 )
-from deepagents.backends.sandbox import BaseSandbox
 
 from ..errors import (
     FileError,
@@ -37,6 +36,7 @@ from ..model.mount import READ_WRITE, Mount
 from ..sandbox import AsyncSandbox, Sandbox
 from ..sandbox.waiting import copying
 from . import outcome
+from .deepagents_paths import OFFLOADED, NamedPaths
 from .origin import Origin
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 30 * 60
 _OUTPUT_BYTES = 4 << 20  # deepagents 0.6 offloads what is too long for a model once it has arrived
-OFFLOADED = ("/large_tool_results", "/conversation_history")
-"""Where deepagents writes what is too long for a model."""
 _CODES = {
     FileNotFound: "file_not_found",
     NotADirectory: "file_not_found",
@@ -58,7 +56,7 @@ _CODES = {
 }
 
 
-class RingfenceBackend(BaseSandbox):
+class RingfenceBackend(NamedPaths):
     """A sandbox as a deepagents backend; a context manager that ends it.
 
     Args:
@@ -66,8 +64,6 @@ class RingfenceBackend(BaseSandbox):
         server, make, options: See `Origin`.
         timeout_s: Of each command without its own; 0 is no limit.
     """
-
-    enable_capture_offload = True  # deepagents 0.7: long output stays inside, in a file
 
     def __init__(
         self,

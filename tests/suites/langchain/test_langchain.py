@@ -166,6 +166,31 @@ def test_what_is_too_long_for_a_model_stays_inside() -> None:
 
 
 @pytest.mark.once
+async def test_file_tools_find_what_they_wrote_without_namespaces() -> None:
+    """There /tmp lies elsewhere, and deepagents names paths inside scripts."""
+    with RingfenceBackend(backend="landlock") as backend:
+        path, later = "/tmp/d/a.txt", "/large_tool_results/b.txt"
+        wrote = backend.write(path, "one\ntwo\n"), await backend.awrite(later, "three\n")
+        assert [None, None] == [each.error for each in wrote]
+        assert [None, None] == [
+            backend.edit(path, "two", "four").error,
+            (await backend.aedit(later, "three", "five")).error,
+        ]
+        assert "four" in str(backend.read(path).file_data)
+        assert "five" in str((await backend.aread(later)).file_data)
+        listed = [backend.ls("/tmp/d").entries, (await backend.als("/tmp/d")).entries]
+        assert [[path], [path]] == [[each["path"] for each in found or ()] for found in listed]
+        matches = backend.grep("four", "/tmp").matches or []
+        matches += (await backend.agrep("five", "/large_tool_results")).matches or []
+        assert [path, later] == [each["path"] for each in matches]
+        globbed = backend.glob("*.txt", "/tmp/d"), await backend.aglob("*.txt", "/tmp/d")
+        assert [1, 1] == [len(each.matches or ()) for each in globbed]
+        missing = backend.read("/tmp/none").error or ""
+        assert "/tmp/none" in missing
+        assert "/var/" not in missing
+
+
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     async def one(number: int) -> int | None:
         backend = await RingfenceBackend.create(**options(mounts=[at_once.mount(tmp_path)]))

@@ -299,6 +299,21 @@ async def test_cancelled_it_leaves_no_process(session: Any) -> None:
 
 
 @pytest.mark.once
+async def test_files_of_a_workspace_without_namespaces() -> None:
+    """There neither /workspace nor /tmp, where the framework keeps a helper, is at its name."""
+    client = RingfenceSandboxClient(backend="landlock")
+    session = await client.create(options=RingfenceSandboxClientOptions())
+    async with session:
+        await session.write(Path("d/given.txt"), io.BytesIO(b"given"))
+        told = await session.exec("cat d/given.txt; echo made > made.txt")
+        given = (await session.read(Path("d/given.txt"))).read()
+        made = (await session.read(Path("/workspace/made.txt"))).read()
+    await client.delete(session)
+
+    assert (b"given", b"given", b"made\n") == (told.stdout, given, made)
+
+
+@pytest.mark.once
 async def test_fifty_at_once(tmp_path: Path) -> None:
     client = RingfenceSandboxClient(**options(mounts=[at_once.mount(tmp_path)]))
 
