@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -200,6 +201,39 @@ def test_each_setting_of_the_engine(
         else ""
     )
     assert told in anywhere if told else not anywhere
+
+
+LIMITED = """
+import json
+from ringfence import Sandbox
+UNTIL = '''
+import os, signal
+made = 0
+try:
+    while made < 1000:
+        if not os.fork(): signal.pause()
+        made += 1
+except OSError as exc: print(made, exc.errno, flush=True)
+os.killpg(0, 9)
+\'\'\'
+with Sandbox.create(backend='landlock', limits={'pids': 64}) as sandbox:
+    said = {each.name: each.status for each in sandbox.protections()}
+    print(json.dumps([said['pids_limit'], sandbox.exec(['python3', '-c', UNTIL]).text.split()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "settings", "status"),
+    [(0, (), "enforced"), (1000, (), "degraded"), (0, ("--cap-drop=ALL",), "degraded")],
+)
+def test_processes_are_bounded_without_a_cgroup(
+    engine: list[str], user: int, settings: tuple[str, ...], status: str
+) -> None:
+    said, (made, number) = run(engine, user, "-c", LIMITED, settings=settings)
+
+    assert status == said
+    assert errno.EAGAIN == int(number)
+    assert 60 <= int(made) <= 68
 
 
 BESIDE_MASKS = """
