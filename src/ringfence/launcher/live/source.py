@@ -281,8 +281,7 @@ class Source:
     # -- memory ---------------------------------------------------------------------------------
 
     def _read_mappings(self, paths: dict[tuple[int, int], bytes]) -> None:
-        with open(f"/proc/{self.pid}/maps", "rb") as file:
-            self.mappings = [Mapping(line) for line in file]
+        self.mappings = [Mapping(line) for line in _read(f"/proc/{self.pid}/maps").splitlines()]
         if len(self.mappings) > MOST_MAPPINGS:
             raise CannotCopy(f"it has more than {MOST_MAPPINGS} mappings")
         for mapping in self.mappings:
@@ -418,13 +417,12 @@ class Source:
         children and copies. The kernel's copy has the same flags, and reading them costs the source no time.
         """
         wiped, start = set(), b""
-        with open(f"/proc/{self.child}/smaps", "rb") as file:
-            for line in file:
-                first = line.partition(b" ")[0]
-                if b"-" in first:
-                    start = first
-                elif first == b"VmFlags:" and b"wf" in line.split():
-                    wiped.add(_range(start)[0])
+        for line in _read(f"/proc/{self.child}/smaps").splitlines():
+            first = line.partition(b" ")[0]
+            if b"-" in first:
+                start = first
+            elif first == b"VmFlags:" and b"wf" in line.split():
+                wiped.add(_range(start)[0])
         for mapping in self.mappings:
             mapping.is_wiped = mapping.start in wiped
 
@@ -446,8 +444,8 @@ class Source:
             first.call(self._gadget, _WAIT4, inside, 0, _WALL | os.WNOHANG, 0)
 
     def _missing_in_child(self) -> list[tuple[int, int]]:
-        with open(f"/proc/{self.child}/maps", "rb") as file:
-            there = [_range(line.partition(b" ")[0]) for line in file]
+        lines = _read(f"/proc/{self.child}/maps").splitlines()
+        there = [_range(line.partition(b" ")[0]) for line in lines]
         found, place = [], 0
         for mapping in self.mappings:  # both in order of address
             at = mapping.start
@@ -534,5 +532,6 @@ def _pread(fd: int, length: int, at: int) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    """Read a file of /proc. A line at a time is a system call for each KiB: that is the size of its blocks."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
