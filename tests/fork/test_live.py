@@ -527,6 +527,25 @@ def test_later_rewinds_take_a_prebuilt_sandbox_under_the_same_id(sandbox: Sandbo
     assert 3 == len(set(plans))
 
 
+def test_only_the_description_of_a_mark_waits_for_the_disk(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the sandbox stands still; by the description the next process finds what a kill left."""
+    synced, fsync = list[str](), os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    sandbox.mark().close()
+    assert ["snapshot.json"] == synced
+    saved = sandbox.snapshot()
+    Sandbox.delete_snapshot(saved.id)
+    partial = f".partial-{saved.id}"
+    assert ["content.tar", "snapshot.json", partial, "snapshots"] == synced[1:]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_mark_copies_memory_while_the_sandbox_goes_on(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool

@@ -59,6 +59,11 @@ class Session(Model):
         return jsonform.dump(self, state=str(self.state), mounts=mounts)
 
 
+OF_MARK, OF_FORK = "ringfence.mark", "ringfence.fork"
+TEMPORARY = frozenset((OF_MARK, OF_FORK))
+"""Metadata of snapshots that end with the process, or the request, that made them."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Snapshot(Model):
     """A snapshot with content of its own: it outlives the session it was taken of.

@@ -9,6 +9,7 @@ from ..backends.local.host import owner
 from ..errors import LifecycleError, ResourceExhausted, SnapshotNotFound, Unsupported
 from ..model.base.helpful import helpful
 from ..model.fork import ForkReport
+from ..model.session import OF_MARK
 from .live_fork import LiveFork
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MOST_MARKS = 64
 """Marks of one process that are kept at once: each has processes and memory of its own."""
 
-OWNER = "ringfence.mark"
+OWNER = OF_MARK
 """Metadata of a mark's snapshot: the process that keeps it. See `owner.label`."""
 
 _AT_ONCE = 3  # forks in progress: while the kernel makes one, the next is planned

@@ -11,6 +11,7 @@ from ..errors import InvalidRequest, LifecycleError, RingfenceError, Unsupported
 from ..fork import branches, merging
 from ..model.acquire import AcquireOptions
 from ..model.client_session import SessionState
+from ..model.session import OF_FORK
 from . import acquiring, snapshots
 from .keys import digest
 from .lease import Lease
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .live import Live
     from .manager import SessionManager
 
-TEMPORARY = {"ringfence.fork": "temporary"}
+TEMPORARY = {OF_FORK: "temporary"}
 """Metadata of the snapshot that a fork is made from, by which the next start knows it after a kill."""
 
 

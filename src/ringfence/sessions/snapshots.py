@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from ..errors import InvalidRequest, RingfenceError, SnapshotNotFound
+from ..model.session import OF_FORK
 from ..model.spec import SandboxSpec
 from ..snapshots.catalogue import Catalogue
 from ..store.records import SnapshotRecord
@@ -53,7 +54,7 @@ def own(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
     try:
         record = _record(live, made)
         manager.store.add_snapshot(record)
-        if manager.shared is not None and not made.metadata.get("ringfence.fork"):
+        if manager.shared is not None and not made.metadata.get(OF_FORK):
             # Before it is answered: from then on it is not lost with this machine.
             manager.shared.push(_catalogue(manager), made.id, asdict(record))
     except BaseException:
@@ -72,7 +73,7 @@ def settle(manager: Manager) -> None:
     known = {record.id for record in manager.store.snapshots()}
     for backend in manager.maker.backends.values():
         for each in backend.snapshots():
-            if each.metadata.get("ringfence.fork"):  # a fork was killed in the middle
+            if each.metadata.get(OF_FORK):  # a fork was killed in the middle
                 delete(manager, each.id, None)
                 continue
             live = manager.index.find(each.session_id) if each.id not in known else None

@@ -1,7 +1,8 @@
 """The catalogue of snapshots: one directory each: `content.tar`, `snapshot.json`, perhaps `memory.img`.
 
-A snapshot appears by one rename, after its content is on disk; whatever a crash leaves half written
-has another name and is never read. The content's SHA-256 is checked before anything is restored.
+A snapshot appears by one rename, after its content is on disk, unless it is a temporary one; whatever a
+crash leaves half written has another name and is never read. The content's SHA-256 is checked before
+anything is restored.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Catalogue:
         *,
         memory: str = "",
         lower: tuple[str, ...] = (),
+        is_durable: bool = True,
         **facts: Any,
     ) -> Snapshot:
         """Keep what comes out of `stream` until its end.
@@ -65,6 +67,8 @@ class Catalogue:
         Args:
             most_bytes: More than that is refused: a sparse file may claim any size.
             lower: The snapshots that the stream lies over, the uppermost first.
+            is_durable: It is on disk when this returns. Else only its description is, by which it is swept up
+                after a crash of the machine: nobody restores it then.
             memory: A file beside the snapshots that becomes part of this one, once the stream ends.
 
         Raises:
@@ -73,7 +77,8 @@ class Catalogue:
         partial = os.path.join(self.directory, _PARTIAL + snapshot_id)
         try:
             os.makedirs(partial, mode=0o700)
-            size, digest = self._write(os.path.join(partial, "content.tar"), stream, most_bytes)
+            content = os.path.join(partial, "content.tar")
+            size, digest = self._write(content, stream, most_bytes, is_durable=is_durable)
             kept = self._take_in(partial, memory) if memory else (0, "")
             snapshot = Snapshot(
                 id=snapshot_id,
@@ -91,8 +96,11 @@ class Catalogue:
                 "snapshot": snapshot.to_json(),
             }
             self._write_description(partial, form)
+            if is_durable:
+                _sync(partial)
             os.rename(partial, os.path.join(self.directory, snapshot_id))
-            _sync(self.directory)
+            if is_durable:
+                _sync(self.directory)
         except OSError as exc:
             shutil.rmtree(partial, ignore_errors=True)
             raise self._not_saved(exc) from exc
@@ -119,10 +127,13 @@ class Catalogue:
             return StorageFull("no space left for the snapshot", hint=hint)
         return IoError(f"the snapshot was not saved: {cause}")
 
-    def _write(self, path: str, stream: int, most_bytes: int) -> tuple[int, str]:
+    def _write(
+        self, path: str, stream: int, most_bytes: int, *, is_durable: bool
+    ) -> tuple[int, str]:
         with open(path, "xb") as file:
             told = self._copy(file, stream, most_bytes)
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         return told
 
     def _copy(self, file: BinaryIO, stream: int, most_bytes: int) -> tuple[int, str]:
@@ -188,7 +199,6 @@ class Catalogue:
             json.dump({**form, "check": _check(form)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        _sync(directory)
 
     def open(self, snapshot_id: str) -> tuple[Snapshot, SandboxSpec, int]:
         """A snapshot, the spec it was taken under, and a descriptor of its verified content.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ...errors import LifecycleError, ResourceExhausted, RingfenceError, SnapshotCorrupt
 from ...model.base.ids import new_id
+from ...model.session import TEMPORARY
 from ...model.state import State
 from ...snapshots.layers import as_file
 from ..local.answers import Refused
@@ -64,6 +65,7 @@ def save(sandbox: LiveSandbox, catalogue: Catalogue, metadata: Mapping[str, str]
                 session_id=sandbox.id,
                 created_at=time.time(),
                 lower=sandbox.lower,
+                is_durable=TEMPORARY.isdisjoint(metadata),
                 metadata=dict(metadata),
             )
         except BaseException:
