@@ -10,6 +10,7 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.client import Client
+from ringfence.fork.branches import copied_processes
 from ringfence.linux import libc
 from tests.api.conftest import Daemon
 
@@ -140,6 +141,32 @@ def test_a_report_says_which_processes_draw_alike() -> None:
         # What it says is so: nobody told this program.
         rows = [_ask(each.process(program.id)) for each in forks]
         assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("language", "processes", "expected"),
+    [
+        ("", [], [False]),
+        ("python", [], [True]),
+        ("node", [], [False]),
+        ("java", [], [False]),
+        ("jupyter:ir", [], [False]),
+        ("", [(2, "sh"), (3, "bash")], [False, False]),
+        ("python", [(2, "python3"), (3, "python3")], [True, False]),
+        ("node", [(2, "node")], [False]),
+        ("bash", [(2, "python3"), (3, "bash"), (4, "bash")], [True, True, False]),
+        ("bash", [(2, "python3"), (3, "sleep")], [True, False]),
+        ("r", [(2, "python3"), (3, "R")], [True, True]),
+        ("java", [(2, "python3"), (3, "java")], [True, False]),
+    ],
+)
+def test_only_what_is_told_counts_as_seeded_anew(
+    language: str, processes: list[tuple[int, str]], expected: list[bool]
+) -> None:
+    copies = copied_processes("exec-1", "program", language, processes)
+    assert expected == [each.is_reseeded for each in copies]
+    assert expected == [not each.reason for each in copies]
+    assert (processes or [(None, "program")]) == [(each.pid, each.command) for each in copies]
 
 
 def test_a_report_over_http_says_which_processes_draw_alike(daemon: Daemon) -> None:

@@ -67,6 +67,8 @@ class LiveForks(ConformanceBase):
                     report.has_processes,
                     report.reason,
                 )
+                told = [(each.exec_id, each.is_reseeded) for each in report.copies]
+                assert [(counter.id, False)] == told
                 assert (origin.id,) == fork.lineage()
                 copy = self.copy_of(fork, counter)
                 for _ in range(number):
