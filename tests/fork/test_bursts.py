@@ -166,7 +166,8 @@ def test_only_what_is_told_counts_as_seeded_anew(
     copies = copied_processes("exec-1", "program", language, processes)
     assert expected == [each.is_reseeded for each in copies]
     assert expected == [not each.reason for each in copies]
-    assert (processes or [(None, "program")]) == [(each.pid, each.command) for each in copies]
+    named = [(each.pid, each.command) for each in copies]
+    assert named == (processes if processes else [(None, "program")])
 
 
 def test_a_report_over_http_says_which_processes_draw_alike(daemon: Daemon) -> None:
