@@ -71,18 +71,13 @@ domains = st.builds(
     lambda a, b: f"{a}.{b}", labels_of_hosts, st.sampled_from(["com", "org", "co.uk"])
 )
 ports = st.integers(1, 65535)
-# 0.0.0.0 and :: are where servers listen: a rule is of an address of one.
-v4 = st.ip_addresses(v=4).filter(lambda address: not address.is_unspecified)
-v6 = st.ip_addresses(v=6).filter(
-    lambda address: not (address.ipv4_mapped or address).is_unspecified
-)
 hosts = st.one_of(
     domains,
     domains.map(lambda name: f"*.{name}"),
     st.builds(lambda name, port: f"{name}:{port}", domains, ports),
-    v4.map(str),
-    v6.map(str),
-    st.builds(lambda address, port: f"[{address}]:{port}", v6, ports),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str),
+    st.builds(lambda address, port: f"[{address}]:{port}", st.ip_addresses(v=6), ports),
 )
 networks = st.builds(
     lambda address, bits: str(ip_network((int(address), bits), strict=False)),
