@@ -47,9 +47,10 @@ class Moment(Catalogue):
         *,
         memory: str = "",
         lower: tuple[str, ...] = (),
+        is_durable: bool = False,
         **facts: Any,
     ) -> Snapshot:
-        del spec, memory, lower
+        del spec, memory, lower, is_durable
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             self.file: BinaryIO = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115
