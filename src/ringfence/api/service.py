@@ -11,13 +11,7 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from ..errors import (
-    Forbidden,
-    InvalidRequest,
-    LifecycleError,
-    SandboxNotFound,
-    Unauthenticated,
-)
+from ..errors import Forbidden, InvalidRequest, LifecycleError, SandboxNotFound, Unauthenticated
 from ..model.base.model import Model
 from ..sandbox.sync import Sandbox
 from ..sessions.catalogue.ended import EndedSandbox

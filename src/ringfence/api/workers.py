@@ -95,10 +95,7 @@ class Workers:
         self._closed = False
 
     async def do(
-        self,
-        function: Callable[..., T],
-        args: Sequence[Any] = (),
-        more: Mapping[str, Any] = {},
+        self, function: Callable[..., T], args: Sequence[Any] = (), more: Mapping[str, Any] = {}
     ) -> T:
         """`function(*args, **more)` in one of the threads, or when one comes free."""
         call = _Call(function, args, more)

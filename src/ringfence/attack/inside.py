@@ -109,10 +109,7 @@ def run_inside(sandbox: Sandbox, probes: Sequence[str], context: dict[str, Any])
     """Run probes one by one in a sandbox."""
     sandbox.files.write(ARCHIVE, archive())
     result = sandbox.exec(
-        command("main", "main"),
-        stdin=request(probes, context),
-        timeout_s=_PATIENCE_S,
-        cwd="/tmp",
+        command("main", "main"), stdin=request(probes, context), timeout_s=_PATIENCE_S, cwd="/tmp"
     )
     return _answers(probes, result)
 

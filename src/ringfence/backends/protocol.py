@@ -441,12 +441,7 @@ class BackendFiles(Protocol):
         ...
 
     def download_tree(
-        self,
-        remote: str,
-        local: str,
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
+        self, remote: str, local: str, *, overwrite: bool = False, progress: Progress | None = None
     ) -> None:
         """Copy file or directory `remote` to the host at `local`, made if need be.
 

@@ -69,12 +69,7 @@ def _order(names: list[str], number: int) -> list[str]:
 
 
 def _one_run(
-    name: str,
-    contender: Contender,
-    samples: Samples,
-    clock: Callable[[], float],
-    *,
-    counts: bool,
+    name: str, contender: Contender, samples: Samples, clock: Callable[[], float], *, counts: bool
 ) -> None:
     started = clock()
     try:

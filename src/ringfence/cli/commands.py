@@ -267,10 +267,7 @@ Ringfence, explained on stderr; 126 command not executable; 127 command not foun
             "run a script without network and without your other files",
             "ringfence run -- python3 step.py",
         ),
-        (
-            "run a build that may write only to this directory",
-            "ringfence run --here=rw -- make",
-        ),
+        ("run a build that may write only to this directory", "ringfence run --here=rw -- make"),
         ("set limits", "ringfence run --timeout 5s --memory 256m --pids 64 -- ./untrusted.sh"),
         (
             "run a build that may reach two hosts",
@@ -390,10 +387,7 @@ TEMPLATE = Command(
             repeat=True,
         ),
         Option(
-            "run",
-            "SCRIPT",
-            "build: run a shell script, after packages are installed",
-            repeat=True,
+            "run", "SCRIPT", "build: run a shell script, after packages are installed", repeat=True
         ),
         Option(
             "copy",

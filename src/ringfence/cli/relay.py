@@ -42,10 +42,7 @@ class Flow:
     """
 
     def __init__(
-        self,
-        source: int,
-        target: int | Callable[[bytes], None],
-        ended: Callable[[Flow], None],
+        self, source: int, target: int | Callable[[bytes], None], ended: Callable[[Flow], None]
     ) -> None:
         self.source, self.target = source, target
         self._is_terminal = os.isatty(source)

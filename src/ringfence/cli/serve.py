@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 _ALLOCATOR = "PYTHONMALLOC"
 
 
-_NEEDS = {
-    "cluster-name": "cluster",
-    "allow-public": "listen",
-}
+_NEEDS = {"cluster-name": "cluster", "allow-public": "listen"}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -212,10 +212,7 @@ class Shard:
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with (
-                self._lock,
-                contextlib.suppress(*_PASSING),
-            ):
+            with self._lock, contextlib.suppress(*_PASSING):
                 self._look()
 
     def _hold(self) -> None:

@@ -365,11 +365,7 @@ def lost_sandbox(any_id: str, known: dict[str, Any] | None) -> SandboxLost:
     if known:
         named = f" {known['name']!r}" if known["name"] else ""
         told = f":{named} it was {known['state']}, made at {known['created_at']:.0f}"
-    return SandboxLost(
-        f"sandbox {any_id} went with its node{told}",
-        hint=hint,
-        retryable=True,
-    )
+    return SandboxLost(f"sandbox {any_id} went with its node{told}", hint=hint, retryable=True)
 
 
 @cache

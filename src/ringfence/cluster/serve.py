@@ -54,12 +54,7 @@ class _Store:
 
 
 def serve(
-    config: DaemonConfig,
-    held: Held,
-    ready: Callable[[list[str]], None],
-    *,
-    cluster: str,
-    name: str,
+    config: DaemonConfig, held: Held, ready: Callable[[list[str]], None], *, cluster: str, name: str
 ) -> None:
     """Serve a cluster until SIGTERM or SIGINT; its sandboxes stay.
 

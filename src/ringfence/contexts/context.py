@@ -286,10 +286,7 @@ class Context:
                 self._time_out(cell, timeout_s)
 
     def _answer(
-        self,
-        prompts: list[str],
-        answer: Callable[[str], str | None] | None,
-        deadline: float | None,
+        self, prompts: list[str], answer: Callable[[str], str | None] | None, deadline: float | None
     ) -> None:
         """Answer prompts, until the deadline at most: a program that asks need not read answers."""
         for prompt in prompts:

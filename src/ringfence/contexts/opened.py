@@ -25,9 +25,7 @@ class Contexts:
     """
 
     def __init__(
-        self,
-        begin: Callable[..., Context],
-        find: Callable[[str], Context] | None = None,
+        self, begin: Callable[..., Context], find: Callable[[str], Context] | None = None
     ) -> None:
         self._begin, self._find = begin, find
         self._lock = threading.Lock()

@@ -23,11 +23,7 @@ from .entrance import ENVD_PORT, FORWARDED, GRANT, INTERPRETER_PORT, MOST_PORT, 
 from .notes import notes_of
 from .settings import E2BSettings
 
-_BY_PORT = {
-    0: control.ROUTES,
-    ENVD_PORT: envd.ROUTES,
-    INTERPRETER_PORT: interpreter.ROUTES,
-}
+_BY_PORT = {0: control.ROUTES, ENVD_PORT: envd.ROUTES, INTERPRETER_PORT: interpreter.ROUTES}
 
 
 class Door(Entrance):

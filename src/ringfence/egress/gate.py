@@ -27,11 +27,7 @@ class Gate:
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        opening: Opening,
-        client: SocketStream,
-        server: SocketStream,
+        self, connection: Connection, opening: Opening, client: SocketStream, server: SocketStream
     ) -> None:
         self._connection, self._opening = connection, opening
         self._client, self._server = client.socket, server.socket

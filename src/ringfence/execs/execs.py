@@ -104,12 +104,7 @@ class Execs:
     # -- starting -----------------------------------------------------------------------------
 
     def start(
-        self,
-        live: Live,
-        request: ExecRequest,
-        *,
-        attend_s: float = 0.0,
-        is_forked: bool = True,
+        self, live: Live, request: ExecRequest, *, attend_s: float = 0.0, is_forked: bool = True
     ) -> Run:
         """Begin an exec; whoever asked may go away.
 

@@ -71,10 +71,7 @@ class Running:
         preferred = config.strong_runtime.get("backend", "") if request.tier == STRONG else ""
         options = AcquireOptions(preferred_backend=preferred, metadata={METADATA: self.id})
         lease = manager.acquire(
-            spec_for(request, config),
-            options,
-            client_id=self.owner,
-            most=self._most_sandboxes,
+            spec_for(request, config), options, client_id=self.owner, most=self._most_sandboxes
         )
         with lease:
             self._sandbox = lease.sandbox

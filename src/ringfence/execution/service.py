@@ -303,11 +303,7 @@ class ExecutionService:
             tiers=self.tiers(),
             executors=tuple(
                 ExecutorInfo(
-                    each.backend,
-                    each.available,
-                    each.reason,
-                    each.tiers,
-                    self._holds_network(each),
+                    each.backend, each.available, each.reason, each.tiers, self._holds_network(each)
                 )
                 for each in reports
             ),

@@ -10,13 +10,7 @@ from ..errors import InvalidRequest, Unsupported
 from ..model.base import checks
 from ..model.base.helpful import helpful, knows_keywords
 from ..model.calls import parse_network
-from ..model.fork import (
-    MOST_ANCESTORS,
-    MOST_FORKS,
-    PROCESSES,
-    CopiedProcess,
-    ForkReport,
-)
+from ..model.fork import MOST_ANCESTORS, MOST_FORKS, PROCESSES, CopiedProcess, ForkReport
 from ..model.spec import LINEAGE
 
 TYPE_CHECKING = False
@@ -61,9 +55,7 @@ def check(n: object, processes: object, parent: str) -> ForkReport:
     reason = "a server copies files only, and no running processes"
     if processes == "required":
         raise Unsupported(
-            reason,
-            operation="fork",
-            hint='processes="auto" or "none" copies the files',
+            reason, operation="fork", hint='processes="auto" or "none" copies the files'
         )
     return ForkReport(parent, reason=reason if processes == "auto" else "")
 

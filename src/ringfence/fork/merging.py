@@ -64,13 +64,7 @@ def before(
     """
     own = tuple(each for each in spec.mounts if not each.is_host_path)
     bare = replace(
-        spec,
-        id=None,
-        mounts=own,
-        memory_dir=None,
-        ttl_s=None,
-        network=NetworkPolicy(),
-        secrets={},
+        spec, id=None, mounts=own, memory_dir=None, ttl_s=None, network=NetworkPolicy(), secrets={}
     )
 
     def packed(file: BinaryIO) -> None:

@@ -51,11 +51,7 @@ class Agent(FileRequests):
     """The event loop of PID 1."""
 
     def __init__(
-        self,
-        control: wire.Socket,
-        settings: Settings,
-        groups: Groups | Tags,
-        *listeners: Asks,
+        self, control: wire.Socket, settings: Settings, groups: Groups | Tags, *listeners: Asks
     ) -> None:
         self.control, self.settings, self.groups = control, settings, groups
         self.signal_fd = signals.signalfd([signal.SIGCHLD])

@@ -63,9 +63,7 @@ class RingfenceCodeExecutor(BaseCodeExecutor):
                 sandbox.files.write(each.name, _bytes_of(each), parents=True)
             sandbox.files.write(_CODE, code_execution_input.code)
             result = sandbox.exec(
-                ["python3", _CODE],
-                timeout_s=self.timeout_seconds,
-                max_output_bytes=OUTPUT_BYTES,
+                ["python3", _CODE], timeout_s=self.timeout_seconds, max_output_bytes=OUTPUT_BYTES
             )
             files = _outputs(sandbox)
         stdout, stderr = _streams(result)

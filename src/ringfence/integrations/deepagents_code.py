@@ -18,11 +18,7 @@ class RingfenceProvider:
     """Makes sandboxes and finds them again by id, as long as this process lives."""
 
     def get_or_create(
-        self,
-        *,
-        sandbox_id: str | None = None,
-        server: str | None = None,
-        **options: Any,
+        self, *, sandbox_id: str | None = None, server: str | None = None, **options: Any
     ) -> RingfenceBackend:
         """The sandbox of that id, or a new one.
 

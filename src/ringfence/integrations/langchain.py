@@ -16,11 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from deepagents.backends.protocol import (
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
-)
+from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 from ..errors import (
     FileError,

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 _COMMENT = b"# Held by a running sandbox; removed when it ends.\n"
 # A file's whole content, where a directory would break who reads it; none means anything to its reader.
-FILES = {
-    "commondir": b".\n",
-    "config.worktree": b"",
-    "hgrc": _COMMENT,
-    ".yarnrc.yml": _COMMENT,
-}
+FILES = {"commondir": b".\n", "config.worktree": b"", "hgrc": _COMMENT, ".yarnrc.yml": _COMMENT}
 # State files that git continues from, as the user's `git rebase --continue` does, and their
 # commands that run nothing.
 STATES = {

@@ -76,10 +76,7 @@ def make_spec(
 
         refuse_names("create", unknown, SandboxParts.__annotations__)
     return SandboxSpec(
-        mounts=_mounts(mounts),
-        network=parse_network(network),
-        limits=parse_limits(limits),
-        **given,
+        mounts=_mounts(mounts), network=parse_network(network), limits=parse_limits(limits), **given
     )
 
 

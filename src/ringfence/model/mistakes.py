@@ -71,14 +71,8 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "token key": 'use server=Client("https://...", key="...")',
         "privileged": 'profile="unrestricted" removes protections',
     },
-    "exec()": {
-        **_RUN,
-        "background detach wait": "use sandbox.start([...])",
-    },
-    "start()": {
-        **_RUN,
-        "background detach wait": "it does not wait; remove the keyword",
-    },
+    "exec()": {**_RUN, "background detach wait": "use sandbox.start([...])"},
+    "start()": {**_RUN, "background detach wait": "it does not wait; remove the keyword"},
     "fork()": {
         "count copies num number branches": "use n=3",
         "timeout": "ttl_s= of create() ends a sandbox",

@@ -164,12 +164,7 @@ class Files:
                 raise _typed(exc, remote) from exc
 
     def download(
-        self,
-        remote: str,
-        local: str,
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
+        self, remote: str, local: str, *, overwrite: bool = False, progress: Progress | None = None
     ) -> None:
         """Copy a file or directory tree out of the sandbox; `local` is the copy's own path.
 

@@ -48,10 +48,7 @@ _SHOWN = 400  # characters of a failed step's output
 _FONTS_S = 120.0
 _FONT_LIST = re.compile(r"fontlist-[\w.+-]{1,40}\.json")
 _MOST_FONTS = 16 << 20
-_ENV = {
-    "VIRTUAL_ENV": VENV,
-    "PATH": f"{template.HOME}/.local/bin:{VENV}/bin:{template.PATH}",
-}
+_ENV = {"VIRTUAL_ENV": VENV, "PATH": f"{template.HOME}/.local/bin:{VENV}/bin:{template.PATH}"}
 _BEGIN = f"""set -e
 if [ -d {_PARENT} ]; then cp -a {_PARENT}/. {VENV}/; else python3 -m venv {VENV}; fi
 """

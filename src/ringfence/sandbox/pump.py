@@ -122,10 +122,7 @@ class Pump:
         self.resting: dict[int, float] = {}
         self._stdin = memoryview(request.stdin or b"")
         self.wants: dict[int, int] = {run.done: select.POLLIN}
-        out, err = sinks or (
-            StreamSink(self.stdout, on_stdout),
-            StreamSink(self.stderr, on_stderr),
-        )
+        out, err = sinks or (StreamSink(self.stdout, on_stdout), StreamSink(self.stderr, on_stderr))
         for fd, sink in ((run.stdout, out), (run.stderr, err)):
             if fd is not None:
                 self._sinks[fd] = sink

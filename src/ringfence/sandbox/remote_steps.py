@@ -23,10 +23,7 @@ _OPTIONS = {"network", "timeout_s", "user", "workdir"}
 
 
 def build(
-    template: Template,
-    name: str,
-    client: Client,
-    on_output: Callable[[bytes], None] | None,
+    template: Template, name: str, client: Client, on_output: Callable[[bytes], None] | None
 ) -> TemplateView:
     """Have a server build a template.
 

@@ -8,13 +8,7 @@ from dataclasses import replace
 
 from ..backends import registry
 from ..backends.optional import Durable
-from ..errors import (
-    InvalidRequest,
-    LifecycleError,
-    RingfenceError,
-    SandboxNotFound,
-    StorageFull,
-)
+from ..errors import InvalidRequest, LifecycleError, RingfenceError, SandboxNotFound, StorageFull
 from ..model.acquire import AcquireOptions, AttachRequest, check_client
 from ..model.base.helpful import helpful
 from ..model.client_session import ClientSession, SessionState, check_session_step, id_of
@@ -349,10 +343,7 @@ class SessionManager:
             return
         live.saved_activity = last = live.activity.last
         self.store.change_session(
-            live.id,
-            state=str(then),
-            active_ns=int(last * 1e9),
-            active_at=self.clock.wall_at(last),
+            live.id, state=str(then), active_ns=int(last * 1e9), active_at=self.clock.wall_at(last)
         )
         live.state = then
         self.reaper.expect(live)

@@ -12,14 +12,7 @@ from .database import IN_MEMORY, Database
 from .directory import StateDirectory
 from .execs import ExecRecords
 from .executions import Executions
-from .records import (
-    ENDED,
-    Anchor,
-    KeyRecord,
-    SandboxRecord,
-    SessionRecord,
-    SnapshotRecord,
-)
+from .records import ENDED, Anchor, KeyRecord, SandboxRecord, SessionRecord, SnapshotRecord
 from .templates import TemplateRecords
 
 TYPE_CHECKING = False

@@ -140,10 +140,7 @@ async def get(session_id: schemas.AnyId, service: TheService, caller: TheCaller)
 
 @router.post("/{session_id}/release", response_model=Session)
 async def release(
-    session_id: schemas.AnyId,
-    service: TheService,
-    caller: TheCaller,
-    body: Release | None = None,
+    session_id: schemas.AnyId, service: TheService, caller: TheCaller, body: Release | None = None
 ) -> Response:
     """End a session that is no longer needed; releasing it twice is once."""
     found = await service.thread_pools.call(

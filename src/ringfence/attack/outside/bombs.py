@@ -165,10 +165,7 @@ def processor_hog(lab: Lab) -> Outcome:
 def neighbour_answers(lab: Lab) -> Outcome:
     """While one sandbox is bombed from inside, another must keep answering."""
     limits = {"pids": 64, "memory_bytes": 128 * _MIB, "inodes": 5000}
-    with (
-        lab.sandbox(limits=limits, allow_degraded=("*",)) as bombed,
-        lab.sandbox() as neighbour,
-    ):
+    with lab.sandbox(limits=limits, allow_degraded=("*",)) as bombed, lab.sandbox() as neighbour:
         noisy = start(bombed, "bombs", "everything")
         time.sleep(0.3)
         slowest = 0.0

@@ -11,16 +11,7 @@ import time
 
 from ...errors import RingfenceError
 from ..inside import archive, command
-from ..lab import (
-    eventually,
-    first_host_pid,
-    host_processes,
-    host_tree,
-    lacking,
-    others,
-    run,
-    start,
-)
+from ..lab import eventually, first_host_pid, host_processes, host_tree, lacking, others, run, start
 from ..probes import trees
 from ..probes.kit import Outcome, escaped, held, inconclusive
 from ..scope import OWN_KERNEL

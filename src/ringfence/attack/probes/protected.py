@@ -162,10 +162,7 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
         "The repository's settings must not be changed.",
         lambda rw: _write(f"{rw}/.git/config"),
     ),
-    "replace-config": (
-        "Nor be replaced by renaming, as git itself does.",
-        _replace_config,
-    ),
+    "replace-config": ("Nor be replaced by renaming, as git itself does.", _replace_config),
     "unlink-config": ("Nor be removed.", lambda rw: call("unlink", f"{rw}/.git/config".encode())),
     "write-file": ("A protected file must not be written.", lambda rw: _write(f"{rw}/.mcp.json")),
     "unlink-file": (
@@ -204,10 +201,7 @@ _WAYS: dict[str, tuple[str, Callable[[str], int]]] = {
         "The placeholder of an absent protected path must not be removable.",
         lambda rw: call("rmdir", f"{rw}/.envrc".encode()),
     ),
-    "rename-over-stand-in": (
-        "Nor be replaced.",
-        lambda rw: _rename(f"{rw}/file3", f"{rw}/.envrc"),
-    ),
+    "rename-over-stand-in": ("Nor be replaced.", lambda rw: _rename(f"{rw}/file3", f"{rw}/.envrc")),
     "create-below-absent": (
         "A protected path whose directory is absent too must not come to exist.",
         lambda rw: _below(rw, "vault", "keys"),

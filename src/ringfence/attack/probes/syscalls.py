@@ -171,10 +171,7 @@ def _clone_probe(name: str) -> Callable[[dict[str, Any]], Outcome]:
 
 for _name in ("clone", "clone-high-bits", "clone3"):
     probe(
-        f"syscalls.{_name}",
-        "critical",
-        BARE,
-        about=f"No user namespace may be made by {_name}.",
+        f"syscalls.{_name}", "critical", BARE, about=f"No user namespace may be made by {_name}."
     )(_clone_probe(_name))
 
 

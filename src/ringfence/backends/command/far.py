@@ -107,14 +107,7 @@ def report(backend: StreamBackend) -> BackendReport:
         return f"Linux {sandbox.facts['kernel']}, Python {sandbox.facts['python']}"
 
     able = [*each_of(_CAN), *never(_CANNOT)]
-    return report_of(
-        backend,
-        SandboxSpec(),
-        LIGHT,
-        _CAN,
-        lambda *_: able,
-        reason=program,
-    )
+    return report_of(backend, SandboxSpec(), LIGHT, _CAN, lambda *_: able, reason=program)
 
 
 class FarReader(ContainedReader):

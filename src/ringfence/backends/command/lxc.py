@@ -122,11 +122,7 @@ def _mounts(
             f"{options},create=dir" if isolated else f"{options},create=dir,ro",
         )
     ]
-    for source, target in (
-        (words["etc"], "/etc"),
-        (words["agent"], "/.ringfence"),
-        *shown,
-    ):
+    for source, target in ((words["etc"], "/etc"), (words["agent"], "/.ringfence"), *shown):
         kind = "dir" if os.path.isdir(source) else "file"
         # LXC makes only the mount at the top read-only.
         for below in _mounts_in(source):

@@ -8,10 +8,7 @@ import shutil
 import socket
 import tempfile
 
-from ...errors import (
-    IsolationError,
-    SandboxLost,
-)
+from ...errors import IsolationError, SandboxLost
 from ...launcher import wire
 from ...model.spec import SandboxSpec
 from ..local.agents import agent_code
@@ -73,10 +70,7 @@ class DockerBackend(AgentBackend):
     """
 
     name = NAME
-    held = (
-        *("memory_bytes", "pids", "cpus", "open_files", "network_bytes"),
-        *QUOTAS,
-    )
+    held = (*("memory_bytes", "pids", "cpus", "open_files", "network_bytes"), *QUOTAS)
     least = _LEAST
     not_strong = "a container shares the host's kernel"
     lets_in = saves = True

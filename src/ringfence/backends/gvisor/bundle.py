@@ -78,7 +78,5 @@ def _bundle(draft: Draft, argv: list[str]) -> dict[str, Any]:
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
             *draft.shown,
         ],
-        "linux": {
-            "namespaces": [{"type": name} for name in own],
-        },
+        "linux": {"namespaces": [{"type": name} for name in own]},
     }

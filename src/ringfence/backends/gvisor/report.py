@@ -34,12 +34,7 @@ def backend_report(backend: GvisorBackend) -> BackendReport:
     """Found by making a real sandbox; where that fails, the report says exactly what refused."""
     spec = SandboxSpec(tier=STRONG, limits=Limits(cpus=1.0), allow_degraded=("*",))
     return reports.report_of(
-        backend,
-        spec,
-        STRONG,
-        _KNOWN,
-        _abilities,
-        reason=lambda _sandbox: _reason(backend),
+        backend, spec, STRONG, _KNOWN, _abilities, reason=lambda _sandbox: _reason(backend)
     )
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ...errors import (
-    BackendUnavailable,
-    InvalidRequest,
-    IsolationError,
-    SandboxLost,
-)
+from ...errors import BackendUnavailable, InvalidRequest, IsolationError, SandboxLost
 from ...guest.without_namespaces import landlocked
 from ...launcher import wire
 from ...launcher.cgroups import open_tasks, remove

@@ -67,13 +67,7 @@ def backend_report(backend: LandlockBackend) -> BackendReport:
             yield from each_of([name], "" if field in backend.held else backend.no_limits)
         yield from never(_CANNOT)
 
-    return report_of(
-        backend,
-        SandboxSpec(),
-        LIGHT,
-        _CAN,
-        abilities,
-    )
+    return report_of(backend, SandboxSpec(), LIGHT, _CAN, abilities)
 
 
 class LandlockReader(AgentReader):

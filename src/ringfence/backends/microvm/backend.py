@@ -135,11 +135,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
         return self.provision(spec)
 
     def _provision(
-        self,
-        spec: SandboxSpec,
-        content: int,
-        memory: str = "",
-        before: NetworkPolicy | None = None,
+        self, spec: SandboxSpec, content: int, memory: str = "", before: NetworkPolicy | None = None
     ) -> MicrovmSandbox:
         """Make one.
 

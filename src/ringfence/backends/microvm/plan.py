@@ -245,10 +245,7 @@ def jail(draft: Draft, here: Host, argv: list[str], files: dict[str, str], passe
 
 def rising() -> Rising:
     """Build the message for a restored machine: fresh time and entropy, so that no two copies are alike."""
-    return {
-        "now_ns": time.time_ns(),
-        "entropy": os.urandom(64),
-    }
+    return {"now_ns": time.time_ns(), "entropy": os.urandom(64)}
 
 
 def waking(draft: Draft, size: Sizes) -> Waking:

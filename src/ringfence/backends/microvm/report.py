@@ -12,13 +12,7 @@ from ...model.spec import STRONG, SandboxSpec
 from ..local.agents.posture import AgentReader
 from ..local.host.readback import memory_limit_bytes
 from ..local.netns import NetworkTables, of_rules
-from ..local.protections import (
-    BoundsReader,
-    degraded,
-    enforced,
-    missing,
-    no_cgroup,
-)
+from ..local.protections import BoundsReader, degraded, enforced, missing, no_cgroup
 from ..local.reports import (
     BASIC,
     FILES,

@@ -50,12 +50,7 @@ class LiveSandbox(InCgroup):
     network: SandboxNetwork
 
     def __init__(
-        self,
-        backend: Home,
-        draft: Draft,
-        control: wire.Socket,
-        plan: Plan,
-        zygote: Zygote,
+        self, backend: Home, draft: Draft, control: wire.Socket, plan: Plan, zygote: Zygote
     ) -> None:
         super().__init__(backend, draft.spec, draft.spec.id or draft.id, draft.mounts, control, -1)
         self.profile, self.sizes = draft.request.profile, draft.request.sizes

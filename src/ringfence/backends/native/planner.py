@@ -15,12 +15,7 @@ from ...policy import filters, landlock
 from ..local.host import identity
 from ..local.host.facts import Host
 from ..local.mounts import template
-from ..local.session import (
-    all_mounts,
-    must_make,
-    session_root,
-    steps_of_own,
-)
+from ..local.session import all_mounts, must_make, session_root, steps_of_own
 from . import ids
 
 TYPE_CHECKING = False

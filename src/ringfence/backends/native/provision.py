@@ -216,10 +216,7 @@ def plan_limits(runtime: Runtime, draft: Draft, plan: Plan) -> None:
     plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
     if spec.limits.cpus and not group.holds_cpus:
         require_allowed(
-            spec,
-            "cpu_limit",
-            f"no cgroup to limit processors with: {layout.why}",
-            "limits.cpus",
+            spec, "cpu_limit", f"no cgroup to limit processors with: {layout.why}", "limits.cpus"
         )
     import resource
 

@@ -6,10 +6,7 @@ import os
 import select
 import time
 
-from ...errors import (
-    SandboxLost,
-    Unsupported,
-)
+from ...errors import SandboxLost, Unsupported
 from ...launcher import cgroups as launcher_cgroups
 from ...launcher import wire
 from ...model.execs.exec import ExecRequest

@@ -11,14 +11,7 @@ from ...errors import FileError, FileNotFound, StorageFull, file_error
 from ...fork.trees import StreamTree, copy, is_directory
 from ...model.files import DIRECTORY, SYMLINK
 from ...snapshots import layers
-from ...snapshots.differences import (
-    MOST_BYTES,
-    Removal,
-    StreamLayer,
-    UnpackedLayer,
-    View,
-    compare,
-)
+from ...snapshots.differences import MOST_BYTES, Removal, StreamLayer, UnpackedLayer, View, compare
 from ..local.mounts import images
 from ..local.session import is_below
 from .snapshots import writable_layer

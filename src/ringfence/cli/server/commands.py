@@ -148,11 +148,7 @@ SHELL = Command(
     "shell",
     "Open a terminal in a sandbox of a server.",
     arguments="[OPTIONS] [SANDBOX] [-- CMD ARG...]",
-    options=(
-        *_OF_A_COMMAND,
-        *_SERVER,
-        _HELP,
-    ),
+    options=(*_OF_A_COMMAND, *_SERVER, _HELP),
     details="""\
 Without SANDBOX the command creates a sandbox and ends it after the shell. The default CMD is bash,
 else sh. The exit code is that of the shell.""",
@@ -241,10 +237,7 @@ TOP = Command(
         *_ENDING,
     ),
     details="With --json the command also prints once and exits. Ctrl-C ends the live view.",
-    examples=(
-        ("watch", "ringfence top"),
-        ("print JSON", "ringfence top --json"),
-    ),
+    examples=(("watch", "ringfence top"), ("print JSON", "ringfence top --json")),
 )
 
 CHANGES = Command(
@@ -418,11 +411,7 @@ RM = Command(
     "rm",
     "End sandboxes.",
     arguments="[OPTIONS] SANDBOX...",
-    options=(
-        Option("all", "", "end all your sandboxes, or those with --label"),
-        _LABEL,
-        *_ENDING,
-    ),
+    options=(Option("all", "", "end all your sandboxes, or those with --label"), _LABEL, *_ENDING),
     details="Ending a sandbox that has ended is not an error; an unknown id is an error.",
     examples=(
         ("end a sandbox", "ringfence rm $id"),

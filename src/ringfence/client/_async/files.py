@@ -151,12 +151,7 @@ class AsyncRemoteFiles:
         await blocking(copies.upload, self._transport.blocking, self._at, local, remote, progress)
 
     async def download(
-        self,
-        remote: str,
-        local: str,
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
+        self, remote: str, local: str, *, overwrite: bool = False, progress: Progress | None = None
     ) -> None:
         """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path.
 

@@ -46,11 +46,7 @@ class AsyncRemoteProcess:
     """
 
     def __init__(
-        self,
-        transport: AsyncTransport,
-        sandbox_at: str,
-        view: ExecView,
-        large_input: bytes = b"",
+        self, transport: AsyncTransport, sandbox_at: str, view: ExecView, large_input: bytes = b""
     ) -> None:
         self._transport, self._sandbox_at, self._view = transport, sandbox_at, view
         self._at = f"{sandbox_at}/execs/{segment(view.id)}"
@@ -173,10 +169,7 @@ class AsyncRemoteProcess:
         params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         async with self._transport.stream(
-            f"{self._at}/output",
-            params=params,
-            headers=headers,
-            timeout=_HEARTBEAT_S + _SPARE_S,
+            f"{self._at}/output", params=params, headers=headers, timeout=_HEARTBEAT_S + _SPARE_S
         ) as response:
             async for line in response.aiter_lines():
                 if line:

@@ -162,10 +162,7 @@ class AsyncRemoteSessions:
         return ClientSession.from_json(await self._transport.json("GET", at))
 
     async def list(
-        self,
-        *,
-        states: Sequence[SessionState | str] = (),
-        labels: Mapping[str, str] | None = None,
+        self, *, states: Sequence[SessionState | str] = (), labels: Mapping[str, str] | None = None
     ) -> Sessions:
         """Sessions that have not ended, oldest first."""
         label = [f"{key}={value}" for key, value in (labels or {}).items()]

@@ -152,12 +152,7 @@ class RemoteFiles:
         blocking(copies.upload, self._transport.blocking, self._at, local, remote, progress)
 
     def download(
-        self,
-        remote: str,
-        local: str,
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
+        self, remote: str, local: str, *, overwrite: bool = False, progress: Progress | None = None
     ) -> None:
         """Copy a file or tree out of the sandbox to this machine; `local` is the copy's own path.
 

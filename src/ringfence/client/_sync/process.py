@@ -47,11 +47,7 @@ class RemoteProcess:
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        sandbox_at: str,
-        view: ExecView,
-        large_input: bytes = b"",
+        self, transport: Transport, sandbox_at: str, view: ExecView, large_input: bytes = b""
     ) -> None:
         self._transport, self._sandbox_at, self._view = transport, sandbox_at, view
         self._at = f"{sandbox_at}/execs/{segment(view.id)}"
@@ -174,10 +170,7 @@ class RemoteProcess:
         params = {"stream": "both", "offset": cursor, "follow": follow, "heartbeat_s": _HEARTBEAT_S}
         headers = {"accept": "application/x-ndjson"}
         with self._transport.stream(
-            f"{self._at}/output",
-            params=params,
-            headers=headers,
-            timeout=_HEARTBEAT_S + _SPARE_S,
+            f"{self._at}/output", params=params, headers=headers, timeout=_HEARTBEAT_S + _SPARE_S
         ) as response:
             for line in response.iter_lines():
                 if line:

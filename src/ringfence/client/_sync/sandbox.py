@@ -68,12 +68,7 @@ class RemoteSandbox:
         owns_transport: True if `terminate` closes the connections too.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        view: SandboxView,
-        spec: SandboxSpec,
-    ) -> None:
+    def __init__(self, transport: Transport, view: SandboxView, spec: SandboxSpec) -> None:
         self._transport, self._view, self.spec = transport, view, spec
         self.owns_transport = False
         self._at = f"/v1/sandboxes/{segment(view.id)}"

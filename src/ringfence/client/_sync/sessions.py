@@ -163,10 +163,7 @@ class RemoteSessions:
         return ClientSession.from_json(self._transport.json("GET", at))
 
     def list(
-        self,
-        *,
-        states: Sequence[SessionState | str] = (),
-        labels: Mapping[str, str] | None = None,
+        self, *, states: Sequence[SessionState | str] = (), labels: Mapping[str, str] | None = None
     ) -> Sessions:
         """Sessions that have not ended, oldest first."""
         label = [f"{key}={value}" for key, value in (labels or {}).items()]

@@ -29,12 +29,7 @@ def answer(sandbox: Ruled, data: bytes) -> bytes | None:
     if not decision:
         return _refused(sandbox, query, decision.reason)
     sandbox.commons.record.add(
-        sandbox.id,
-        "dns",
-        host=query.name,
-        allowed=True,
-        reason=decision.reason,
-        rule=decision.rule,
+        sandbox.id, "dns", host=query.name, allowed=True, reason=decision.reason, rule=decision.rule
     )
     v4, v6 = sandbox.names.addresses(query.name)
     return _found(query, v4, v6 if sandbox.has_ipv6 else b"")

@@ -319,10 +319,7 @@ async def _run_cell(
     keep = jailer_of(last)
     async with progress(ctx, "running", last):
         cell = await held.sandbox.run_code(
-            code,
-            language=language,
-            timeout_s=timeout_s,
-            on_stdout=lambda text: keep(text.encode()),
+            code, language=language, timeout_s=timeout_s, on_stdout=lambda text: keep(text.encode())
         )
     images, left = [], IMAGE_BYTES
     for each in cell.results:

@@ -91,12 +91,7 @@ class Processes:
             raise
 
     async def write(
-        self,
-        number: int,
-        entry: Entry,
-        chars: str,
-        yield_s: float | None,
-        most_tokens: int | None,
+        self, number: int, entry: Entry, chars: str, yield_s: float | None, most_tokens: int | None
     ) -> PtyExecUpdate:
         """Type `chars`, if any; what came then."""
         if chars:

@@ -47,12 +47,7 @@ class View(Share):
 
     holds_s = 30  # after that long, what has been replaced is seen
 
-    def __init__(
-        self,
-        root: int,
-        most_open: int = 0,
-        own: tuple[int, int] = (0, 0),
-    ) -> None:
+    def __init__(self, root: int, most_open: int = 0, own: tuple[int, int] = (0, 0)) -> None:
         super().__init__(root)
         self.most_open = most_open or self.most_open
         self._own = own

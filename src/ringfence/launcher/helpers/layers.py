@@ -73,13 +73,7 @@ def find_mounted(fd: int = -1) -> set[str]:
 
 class _LayerPacker(trees.Packer):
     def __init__(
-        self,
-        tar: tars.Writer,
-        device: int,
-        names: Names,
-        mounted: set[str],
-        *,
-        passes_over: bool,
+        self, tar: tars.Writer, device: int, names: Names, mounted: set[str], *, passes_over: bool
     ) -> None:
         super().__init__(tar, device, None)
         self._in_image, self._mounted, self._passes_over = names, mounted, passes_over

@@ -80,11 +80,7 @@ _OWN_BYTES = 16 << 20  # of the jail's root: directories, settings, what the pro
 
 
 def become(
-    plan: JailPlan,
-    go: wire.Socket,
-    control: wire.Socket,
-    errors: int,
-    more: list[int],
+    plan: JailPlan, go: wire.Socket, control: wire.Socket, errors: int, more: list[int]
 ) -> NoReturn:
     """Build the isolation, then be the program.
 

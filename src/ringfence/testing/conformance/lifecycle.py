@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ...errors import (
-    InvalidRequest,
-    LifecycleError,
-    NetworkPolicyError,
-    Unsupported,
-)
+from ...errors import InvalidRequest, LifecycleError, NetworkPolicyError, Unsupported
 from ...model import capabilities as can
 from ...model.base.ids import check_id
 from ...model.mount import MEMORY_DIR, OUTPUTS_DIR, Mount

@@ -62,11 +62,7 @@ class LiveForks(ConformanceBase):
             for number, fork in enumerate(forks):
                 report = fork.fork_report
                 assert report is not None
-                assert (origin.id, True, "") == (
-                    report.parent,
-                    report.has_processes,
-                    report.reason,
-                )
+                assert (origin.id, True, "") == (report.parent, report.has_processes, report.reason)
                 told = [(each.exec_id, each.is_reseeded) for each in report.copies]
                 assert [(id, False) for id in report.processes] == told != []
                 assert (origin.id,) == fork.lineage()

@@ -132,11 +132,7 @@ class Snapshots(ConformanceBase):
 
     @needs(can.SNAPSHOT, can.RESTORE, can.MOUNT)
     def test_host_directories_are_not_copied(
-        self,
-        make_sandbox: MakeSandbox,
-        save: Save,
-        restore: Restore,
-        tmp_path: Path,
+        self, make_sandbox: MakeSandbox, save: Save, restore: Restore, tmp_path: Path
     ) -> None:
         (tmp_path / "file").write_text("host only")
         lab = make_sandbox(mounts=(Mount("/data", str(tmp_path)),))

@@ -56,12 +56,7 @@ class LocalFiles:
         upload(self, local, self._absolute(remote), progress)
 
     def download_tree(
-        self,
-        remote: str,
-        local: str,
-        *,
-        overwrite: bool = False,
-        progress: Progress | None = None,
+        self, remote: str, local: str, *, overwrite: bool = False, progress: Progress | None = None
     ) -> None:
         from .copies import download
 

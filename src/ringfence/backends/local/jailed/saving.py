@@ -104,8 +104,7 @@ def settle(sandbox: GuestSandbox, going_on: Sequence[int] = ()) -> None:
         answer(reply, _PATIENCE_S)  # until the agent has let go of its end
     except Refused as exc:
         raise LifecycleError(
-            f"descriptors of the host cannot be saved, and are open in: {exc.strerror}",
-            hint=GO_ON,
+            f"descriptors of the host cannot be saved, and are open in: {exc.strerror}", hint=GO_ON
         ) from exc
     except SandboxLost:
         sandbox.require_awake()
