@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.linux import inet_diag
+from ringfence.guest.without_namespaces import inet_diag
 
 ONE, OTHER = (socket.inet_aton(f"127.66.77.{last}") for last in (4, 5))
 

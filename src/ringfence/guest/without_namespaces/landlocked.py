@@ -16,13 +16,13 @@ import time
 
 from ...launcher import lockdown, wire
 from ...launcher.pid1 import processes, terminals
-from ...linux import inet_diag, landlock, libc, privileges, seccomp
+from ...linux import landlock, libc, privileges, seccomp
 from .. import users
 from ..agent import Agent
 from ..execs import OomScore
 from ..tags import Tags, tag_of
 from ..watchdog import Watchdog
-from . import asking, metadata
+from . import asking, inet_diag, metadata
 from .forks import Forks
 from .shared_memory import Segments, SharedMemory
 from .sockets import Sockets

@@ -18,8 +18,9 @@ import os
 
 from ...launcher import wire
 from ...launcher.pid1 import connects
-from ...linux import inet_diag, on_behalf, seccomp
+from ...linux import on_behalf, seccomp
 from .. import looking
+from . import inet_diag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import _socket as socket
 import _struct as struct
 
-from . import netlink
+from ...linux import netlink
 
 _SOCK_DIAG = 4  # include/uapi/linux/netlink.h, NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # include/uapi/linux/sock_diag.h, SOCK_DIAG_BY_FAMILY
