@@ -106,8 +106,13 @@ def test_a_step_that_fails_keeps_what_came_before(image: str, store: ImageStore)
     heard: list[bytes] = []
     template = Template.from_image(image).run("echo first")
 
+    failing = template.run("echo why; exit 3")
+    with pytest.raises(ExecError, match=r"ended with exit code 3 \(") as told:
+        failing.build("made", on_output=heard.append)
+    assert b"why\n" == heard.pop()
+    assert "why;" in str(told.value)
     with pytest.raises(ExecError, match="ended with exit code 3: why"):
-        template.run("echo why; exit 3").build("made", on_output=heard.append)
+        failing.build("made")
     with pytest.raises(ExecError, match="took too long"):
         template.run("while :; do :; done", timeout_s=0.2).build("made")
     with pytest.raises(ImageNotFound):

@@ -130,7 +130,9 @@ def read_address(where: str) -> tuple[str, int]:
         if host in ("", "*") and where != host:
             hint = "as 127.0.0.1:7878; for every address of this host 0.0.0.0:7878"
         what = f"{where!r} is not ADDRESS:PORT"
-        if port.lstrip("-").isdigit() and not 0 <= int(port) <= 65535:
+        digits = port.removeprefix("-")
+        is_number = digits.isascii() and digits.isdigit()
+        if is_number and (port != digits or len(digits) > 5 or int(digits) > 65535):
             what = f"{port!r} is not a port: 0 to 65535"
         raise InvalidRequest(what, field="listen", hint=hint) from None
     return host, number

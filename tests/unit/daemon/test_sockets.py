@@ -33,13 +33,19 @@ def test_what_others_reach_needs_leave(where: str) -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        *("localhost:65536", "localhost:-1", "localhost:", "localhost", ":80", "localhost:٣"),
+        *("localhost:", "localhost", ":80", "localhost:٣", "localhost:²"),
         *("localhost:+1", "localhost: 1", "localhost:1_0", "127.1:80", "a:80", ""),
     ],
 )
 def test_what_is_no_address_and_port_is_refused(where: str) -> None:
     with pytest.raises(InvalidRequest, match="is not ADDRESS:PORT"):
         sockets.read_address(where)
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "9" * 5000])
+def test_a_number_that_is_no_port_is_refused(port: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a port: 0 to 65535"):
+        sockets.read_address(f"localhost:{port}")
 
 
 def test_only_a_socket_of_before_is_replaced_and_others_may_not_connect(tmp_path: Path) -> None:
