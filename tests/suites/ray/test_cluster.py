@@ -553,7 +553,7 @@ def test_a_draining_node_saves_what_is_idle_and_says_what_stays(
             other_one = Gateway(cluster.address, place / "beside")
             with Client(other_one.unix) as beside:
                 assert b"kept" == beside.get(idle.id).files.read("/tmp/kept")
-                assert [idle.id] == [each.id for each in beside.list()]
+                assert 1 == [each.id for each in beside.list()].count(idle.id)
             other_one.end()
             with pytest.raises(SandboxLost, match=busy.id):
                 busy.resume()
