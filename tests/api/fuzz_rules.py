@@ -39,6 +39,8 @@ CANNOT_BE_SAID = [
     (".*", "has no events|no list of hosts|only deny rules|a deny rule", "pairs"),
     (".*template", "has files of its own|has its own root", "pairs"),
     (".*profile", "unknown profile", "profiles"),
+    (".*backend", "no backend", "profiles"),
+    ("session_leader", "only a session's leader", "pairs"),
     (
         ".*",
         "needs a host path as source|is an address: methods|allows no host|refused with",

@@ -12,6 +12,8 @@ import sys
 
 MASKED_FILES = ("keys", "timer_list", "interrupts")
 READ_ONLY = ("bus", "fs", "irq", "sys")
+# Another root's, who may have made it: a container has one of its own.
+OF_ROOT = "/var/lib/ringfence"
 _BIND = "mount --bind /proc/{0} /proc/{0} && mount -o remount,bind,ro,nosuid,nodev,noexec /proc/{0}"
 
 
@@ -23,6 +25,8 @@ def argv(*command: str) -> list[str]:
 def main() -> int:
     lines = [f"mount --bind /dev/null /proc/{name}" for name in MASKED_FILES]
     lines += [_BIND.format(name) for name in READ_ONLY]
+    if os.path.isdir(OF_ROOT):
+        lines.append(f"mount -t tmpfs tmpfs {OF_ROOT}")
     script = " && ".join([*lines, 'exec "$@"'])
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
     unshare += ["--mount", "--mount-proc", "sh", "-c", script, "sh", *sys.argv[1:]]

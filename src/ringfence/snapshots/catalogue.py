@@ -272,8 +272,8 @@ class Catalogue:
         for name in names:
             if name.startswith("."):
                 continue
-            # A damaged one is reported by `open`, and must not hide the others.
-            with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound, KeyError):
+            # A damaged one is reported by `open`, and must not hide the others; nor must another user's.
+            with contextlib.suppress(SnapshotCorrupt, SnapshotNotFound, KeyError, PermissionError):
                 found.append(self.describe(name)[0])
         return found
 

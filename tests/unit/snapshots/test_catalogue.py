@@ -194,3 +194,23 @@ def test_zeros_take_no_room(tmp_path: Path) -> None:
             assert digest == hashlib.file_digest(file, "sha256").hexdigest()
     finally:
         os.close(fd)
+
+
+def test_one_of_another_user_hides_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root of a user namespace finds in the directory of the host's root."""
+    memory = tmp_path / "memory"
+    memory.write_bytes(b"m")
+    _save(tmp_path / "snapshots", memory)
+    shutil.copytree(tmp_path / "snapshots/snap-1", tmp_path / "snapshots/snap-0")
+    catalogue = Catalogue(str(tmp_path / "snapshots"), "gvisor")
+    describe = catalogue.describe
+
+    def refused(snapshot_id: str) -> Any:
+        if snapshot_id == "snap-0":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return describe(snapshot_id)
+
+    monkeypatch.setattr(catalogue, "describe", refused)
+    assert ["snap-1"] == [each.id for each in catalogue.list()]
