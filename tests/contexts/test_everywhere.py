@@ -89,7 +89,11 @@ def test_ten_cells(sandbox: Any) -> None:
                     )
 
 
+# An emulated processor takes minutes to start R and a JVM.
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "sandbox", [each for each in EACH if "microvm" not in str(each)], indirect=True
+)
 @pytest.mark.parametrize("language", test_driven.CODE)
 def test_cells_of_r_and_java(sandbox: Any, language: str) -> None:
     code = test_driven.CODE[language]
