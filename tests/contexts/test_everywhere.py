@@ -34,7 +34,11 @@ ENDS = {
     "kills itself": "import os; os.kill(os.getpid(), 9)",
     "kills all it can": "!kill -9 -1",
     "exits": "import os; os._exit(3)",
-    "runs out of memory": "kept = []\nwhile True: kept.append(bytearray(8 << 20))",
+    # The bound is for where an ordinary user's sandboxes have none, as their report says.
+    "runs out of memory": "from resource import RLIMIT_DATA, getrlimit, setrlimit\n"
+    "hard = getrlimit(RLIMIT_DATA)[1]\n"
+    "setrlimit(RLIMIT_DATA, (1 << 30 if hard < 0 else min(hard, 1 << 30), hard))\n"
+    "kept = []\nwhile True: kept.append(bytearray(8 << 20))",
     "closes its wire": "import os; os.closerange(3, 5000)",
     "ignores interrupts": "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
 }
