@@ -63,6 +63,7 @@ def test_what_passes_alone_passes_and_is_named(tmp_path: Path) -> None:
     assert any(line.startswith("FLAKY FAILED toy.py::test_once") for line in said), said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tests", "times"),
     [

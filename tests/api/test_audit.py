@@ -31,6 +31,7 @@ def daemon(start_daemon: StartDaemon) -> Daemon:
     return start_daemon("--listen", "127.0.0.1:0")
 
 
+@pytest.mark.full
 def test_a_flood_without_a_key(start_daemon: StartDaemon, capfd: Any) -> None:
     daemon = start_daemon("--listen", "127.0.0.1:0")
     with daemon.client() as client:

@@ -68,6 +68,7 @@ def bob(daemon: Daemon, client: httpx.Client) -> Iterator[httpx.Client]:
         yield found
 
 
+@pytest.mark.full
 def test_tcp_needs_a_key_that_the_server_has(daemon: Daemon, alice: httpx.Client) -> None:
     key = alice.headers["authorization"].removeprefix("Bearer ")
     head, _, secret = key.partition(".")
@@ -285,6 +286,7 @@ def test_what_was_done_and_refused_is_written_down(daemon: Daemon, client: httpx
     assert 0o600 == (daemon.state_dir / "audit.log").stat().st_mode & 0o777
 
 
+@pytest.mark.full
 def test_what_happens_is_said_in_json_lines(
     start_daemon: StartDaemon, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +378,7 @@ def test_a_head_that_is_too_large_is_cut(daemon: Daemon, lines: int, status: byt
     assert said.startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.full
 def test_tls(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A public address is served under TLS; who does not speak it learns nothing."""
     where = tmp_path_factory.mktemp("tls")
@@ -400,6 +403,7 @@ def test_tls(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
     daemon.stop()
 
 
+@pytest.mark.full
 def test_who_sends_slowly_is_cut(
     start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -429,6 +433,7 @@ def test_who_sends_slowly_is_cut(
     daemon.stop()
 
 
+@pytest.mark.full
 def test_one_client_has_its_share(
     start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

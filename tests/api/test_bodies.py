@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyone
 NOTES = 256 << 10
 
 
+@pytest.mark.full
 def test_a_body_is_refused_where_none_is_taken(client: httpx.Client) -> None:
     """On every such route, before it does anything: what a body says must not be passed over."""
     names = dict.fromkeys(("sandbox_id", "exec_id", "session_id", "snapshot_id", "key_id"), "x")
@@ -158,6 +159,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(value=_JSON)
 def test_long_bodies_are_read_as_short_ones_are(value: Any) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):

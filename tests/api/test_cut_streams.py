@@ -201,6 +201,7 @@ def test_a_removed_key_ends_what_it_opened_and_nothing_else(
             assert stream.goes_on(), name
 
 
+@pytest.mark.full
 def test_an_expired_key_ends_what_it_opened(
     daemon: Daemon, places: dict[str, str], make_key: Any
 ) -> None:

@@ -87,6 +87,7 @@ def test_info_tells_tiers_config_and_filter(client: httpx.Client) -> None:
     assert told["seccomp"]["rules"][0]["names"]
 
 
+@pytest.mark.full
 def test_what_runs_when_the_daemon_is_killed_goes_on(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:

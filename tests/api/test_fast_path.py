@@ -34,6 +34,7 @@ def ask(
     return client.post(f"/v1/sandboxes{path}", content=content, headers=given)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "content"),
     [

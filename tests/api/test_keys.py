@@ -56,6 +56,7 @@ def _until_refused(client: httpx.Client, path: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_a_key_ends_in_time_and_its_tokens_with_it(opened: Opened, client: httpx.Client) -> None:
     short, long = opened(expires_in_s=3.0), opened()
     at = f"/v1/sandboxes/{long.post('/v1/sandboxes', json={}).json()['id']}"

@@ -367,6 +367,7 @@ def _taking(schema: str) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.full
 def test_each_field_of_a_spec_for_each_caller(
     daemon: Daemon, keys: dict[str, str], sandbox_id: str
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyone
 LINES = "i=0; while [ $i -lt 200000 ]; do echo line $i; i=$((i+1)); done"
 
 
+@pytest.mark.full
 def test_execs_go_on_under_the_next_daemon(start_daemon: StartDaemon, tmp_path: Path) -> None:
     first = start_daemon(state_dir=tmp_path / "s")
     with first.client() as client:
@@ -86,6 +87,7 @@ def test_what_did_not_outlive_its_daemon_is_lost(start_daemon: StartDaemon, tmp_
     assert (b"heard\n", "true") == (output.content, output.headers["x-ringfence-end"])
 
 
+@pytest.mark.full
 def test_of_a_terminal_no_byte_is_lost_or_twice(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Killed while it writes, again and again: what was on its way arrives under the next daemon."""
     script = "stty -opost; i=0; while [ $i -lt 60000 ]; do echo line $i; i=$((i+1)); done; read x"

@@ -408,6 +408,7 @@ def test_what_the_server_says_of_itself(client: httpx.Client) -> None:
     assert "x-request-id" in client.get("/v1/info").headers
 
 
+@pytest.mark.full
 def test_no_room_is_said_so(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--max-sandboxes", "1")
     with daemon.client() as client:

@@ -64,6 +64,7 @@ def data_of(event: dict[str, Any]) -> bytes:
 # -- drop and go on ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["application/x-ndjson", "text/event-stream"])
 def test_a_client_that_drops_fifty_times_gets_what_another_gets(
     daemon: Daemon, sandbox: Sandbox, kind: str
@@ -259,6 +260,7 @@ def test_a_process_survives_the_client_that_started_it(daemon: Daemon, sandbox: 
     assert "begun\nstill here\n" == sandbox.wait(exec_id)["result"]["stdout"]
 
 
+@pytest.mark.full
 def test_what_runs_or_streams_keeps_its_sandbox(client: httpx.Client) -> None:
     """An idle timeout shorter than the command; then there is nothing left to wait for."""
     body = {"timeouts": {"idle_s": 1.5, "on_idle": "terminate"}}

@@ -385,6 +385,7 @@ def test_many_builds_wait_their_turn_or_are_refused(bob: httpx.Client) -> None:
     assert [] == bob.get("/v1/sandboxes").json()["items"]
 
 
+@pytest.mark.full
 def test_a_start_command_runs_in_each_sandbox(ann: httpx.Client) -> None:
     script = "echo up > /tmp/up; exec sleep 600"
     build(ann, "started", {"run": "true"}, start=script, ready="test -f /tmp/up")
@@ -419,6 +420,7 @@ def test_pools_start_from_templates(daemon: Daemon, ann: httpx.Client) -> None:
         admin.delete("/v1/templates/pooled")
 
 
+@pytest.mark.full
 def test_a_build_goes_on_after_the_daemon_was_killed(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -465,6 +467,7 @@ def index(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
         server.shutdown()
 
 
+@pytest.mark.full
 def test_packages_of_one_owner_are_not_those_of_another(
     daemon: Daemon, index: tuple[str, Path, list[str]]
 ) -> None:
@@ -542,6 +545,7 @@ def test_matplotlibs_fonts_are_listed_once(ann: httpx.Client) -> None:
     ann.delete("/v1/templates/plots")
 
 
+@pytest.mark.full
 def test_a_layer_made_anew_leaves_earlier_builds_what_they_have(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:

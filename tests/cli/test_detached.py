@@ -77,6 +77,7 @@ def test_a_wrong_option_starts_nothing(state: Path) -> None:
     assert not state.exists()
 
 
+@pytest.mark.full
 def test_stopping_ends_it(state: Path) -> None:
     ringfence_command("serve", "--detach", "--state-dir", str(state))
     stopped = ringfence_command("serve", "--stop", "--state-dir", str(state))

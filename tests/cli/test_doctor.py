@@ -49,6 +49,7 @@ def test_what_is_not_enforced_has_a_reason_and_a_fix() -> None:
     assert [] == [each["name"] for each in weak if not each["why"] or not each["fix"]]
 
 
+@pytest.mark.full
 def test_the_table_says_the_same() -> None:
     result = ringfence_command("doctor", "--verbose")
     lines = result.stdout.decode().splitlines()
@@ -147,6 +148,7 @@ def test_a_masked_proc_as_in_a_container() -> None:
     assert "systempaths=unconfined" in found["namespaces"]["fix"]
 
 
+@pytest.mark.full
 def test_a_proc_of_another_pid_namespace() -> None:
     """As `unshare --pid --fork` leaves it: no fault of user namespaces; the control has its own."""
     _, control = _in_namespaces("true", "-m", "-p", "-f", "--mount-proc")

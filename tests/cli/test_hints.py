@@ -110,6 +110,7 @@ def test_a_program_of_the_host_that_is_not_inside(notes: Path, tmp_path: Path) -
 # -- the network ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "host"),
     [
@@ -174,6 +175,7 @@ def test_options_of_others_are_none_of_ours(option: str) -> None:
 # -- doctor ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_doctor_answers_first_and_fits_a_screen() -> None:
     short = ringfence_command("doctor")
     long = ringfence_command("doctor", "--verbose")

@@ -29,6 +29,7 @@ def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
     assert code == run("--json", "--", "sh", "-c", script).returncode
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
@@ -154,6 +155,7 @@ def test_a_limit_that_holds_less_is_warned_of() -> None:
     assert b"" == allowed.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["native", "bubblewrap"])
 @pytest.mark.parametrize("option", ["--memory=64m", "--cpus=1", "--pids=50", "--disk=50m"])
 def test_a_limit_that_is_none_is_refused(backend: str, option: str) -> None:
@@ -174,6 +176,7 @@ def test_a_limit_that_is_none_is_refused(backend: str, option: str) -> None:
         assert "allow_degraded=" in line
 
 
+@pytest.mark.full
 def test_with_few_files_it_runs_or_says_that_they_are_too_few() -> None:
     """Never that something else is the matter: each of its processes meets the limit somewhere else."""
     codes = set()

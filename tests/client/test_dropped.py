@@ -53,6 +53,7 @@ async def until_only(before: set[str]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.full
 def test_a_dropped_sandbox_closes_its_connections(daemon: Daemon, run: Run) -> None:
     async def main() -> None:
         async def use() -> str:
@@ -108,6 +109,7 @@ def test_dropped_with_the_loops_last_frame(daemon: Daemon, run: Run) -> None:
     run(end)
 
 
+@pytest.mark.full
 def test_a_client_serves_one_event_loop_after_another(daemon: Daemon, run: Run) -> None:
     client = AsyncClient(f"unix:{daemon.socket}")
     before = sockets()

@@ -259,6 +259,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.full
 def test_every_method_is_repeated_or_not_as_the_table_says(bad_line: Line, tmp_path: Path) -> None:
     classes = (
         *(Client, RemoteSessions, RemoteSandbox),
@@ -283,6 +284,7 @@ def test_every_method_is_repeated_or_not_as_the_table_says(bad_line: Line, tmp_p
             assert 0 == bad_line.lost, name
 
 
+@pytest.mark.full
 def test_what_breaks_off_goes_on_where_it_was(bad_line: Line, tmp_path: Path) -> None:
     data = os.urandom(1 << 21)
     tree = {f"{number:03d}": os.urandom(1 << 14) for number in range(60)}
@@ -338,6 +340,7 @@ def test_half_of_each_of_two_files_is_none(bad_line: Line, tmp_path: Path) -> No
 
 
 # httpcore2 leaves a unix socket that did not connect to the garbage collector.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_killed_daemon_is_waited_for(tmp_path: Path) -> None:
     server = Server(tmp_path / "state")
@@ -370,6 +373,7 @@ def test_a_killed_daemon_is_waited_for(tmp_path: Path) -> None:
 
 
 # httpcore2 leaves a unix socket that did not connect to the garbage collector.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [_sync.transport, _async.transport])
 def test_a_restart_is_waited_for_by_a_client_that_was_never_answered(
@@ -417,6 +421,7 @@ def test_a_restart_is_waited_for_by_a_client_that_was_never_answered(
         server.stop()
 
 
+@pytest.mark.full
 def test_an_answer_that_breaks_off_shows_a_server(bad_line: Line, tmp_path: Path) -> None:
     """The first request of a client is asked again as often as `retries` says, be no answer heard yet."""
     with Client(f"unix:{tmp_path}/line", retries=5) as through:

@@ -63,6 +63,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
             yield made
 
 
+@pytest.mark.full
 def test_commands_end_as_they_do(sandbox: Sandbox) -> None:
     result = sandbox.exec(["sh", "-c", "cat; echo $GIVEN >&2; exit 7"], stdin=b"in")
 

@@ -141,6 +141,7 @@ def test_top_level_await(context: Context) -> None:
     assert "5" == context.run("await f()").text, "the loop goes on after an interrupt"
 
 
+@pytest.mark.full
 def test_lines_of_a_shell_and_of_pip(context: Context) -> None:
     found = context.run(
         "for _ in range(2):\n    !echo $((6 * 7))\n%cd /tmp\nimport os\nos.getcwd()"
@@ -186,6 +187,7 @@ def test_a_time_limit_interrupts_and_keeps_variables(context: Context, endless: 
     assert "1" == context.run("kept").text
 
 
+@pytest.mark.full
 def test_a_cell_that_ignores_the_interrupt_is_killed_and_said_so(context: Context) -> None:
     stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
     found = context.run(stubborn, timeout_s=0.2)

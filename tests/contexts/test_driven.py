@@ -63,6 +63,7 @@ def context(sandbox: Sandbox, language: str) -> Iterator[Context]:
         yield made
 
 
+@pytest.mark.full
 def test_values_and_output(context: Context, language: str) -> None:
     code = CODE[language]
 
@@ -92,6 +93,7 @@ def test_interrupted_cells_keep_the_state(context: Context, language: str) -> No
         assert "42" in str(context.run("x + 1").text), endless
 
 
+@pytest.mark.full
 def test_an_interpreter_that_ends_begins_again(context: Context, language: str) -> None:
     first = next(iter(CODE[language].values))
 
@@ -101,6 +103,7 @@ def test_an_interpreter_that_ends_begins_again(context: Context, language: str) 
     assert CODE[language].values[first] == context.run(first).text
 
 
+@pytest.mark.full
 def test_a_forged_answer_ends_the_interpreter_alone(context: Context, language: str) -> None:
     assert "has ended" in str(context.run(CODE[language].forged, timeout_s=60).error)
     context.run(CODE[language].keep)

@@ -75,6 +75,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield made
 
 
+@pytest.mark.full
 def test_ten_cells(sandbox: Any) -> None:
     with sandbox.context() as context:
         check_ten_cells(context)
@@ -115,6 +116,7 @@ def test_cells_of_r_and_java(sandbox: Any, language: str) -> None:
         assert code.values[first] == context.run(first).text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ENDS)
 def test_a_cell_that_ends_its_kernel(sandbox: Any, how: str) -> None:
     """Its caller hears of it, other contexts and the sandbox go on, and a restart brings it back."""
@@ -138,6 +140,7 @@ def test_a_cell_that_ends_its_kernel(sandbox: Any, how: str) -> None:
     assert b"on\n" == sandbox.exec(["echo", "on"]).stdout
 
 
+@pytest.mark.full
 def test_a_cell_that_forks_closes_its_streams_and_floods(sandbox: Any) -> None:
     with sandbox.context() as context:
         fork = context.run(

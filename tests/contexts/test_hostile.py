@@ -76,6 +76,7 @@ def test_the_end_of_the_kernel_is_told(context: Context, end: str) -> None:
     assert "1" == context.run("1").text
 
 
+@pytest.mark.full
 def test_a_long_line_without_end_of_it_is_capped(context: Context) -> None:
     found = context.run("!head -c 300000000 /dev/zero", timeout_s=120)
 
@@ -128,6 +129,7 @@ def test_variables_that_are_no_list_of_the_kernels_are_refused(context: Context)
     assert forged.peak() - before < 100 << 20
 
 
+@pytest.mark.full
 def test_prompts_whose_answers_nothing_reads_end_with_the_time_limit(context: Context) -> None:
     before, began = forged.reset_peak(), time.monotonic()
     found = context.run(f"{forged.PRELUDE}\n{forged.PROMPTS}", timeout_s=2)
@@ -137,6 +139,7 @@ def test_prompts_whose_answers_nothing_reads_end_with_the_time_limit(context: Co
     assert forged.peak() - before < 128 << 20
 
 
+@pytest.mark.full
 def test_forged_frames_are_the_cells_own_and_bounded(context: Context) -> None:
     """A million results and 300 MB of output, for this cell and for ones that are none."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -160,6 +163,7 @@ def test_forged_frames_are_the_cells_own_and_bounded(context: Context) -> None:
     assert grown < 256 << 20
 
 
+@pytest.mark.full
 def test_a_kernel_that_reads_nothing_blocks_nobody(context: Context) -> None:
     """It is stopped, so that neither code nor interrupts arrive."""
     context.run("import os, signal, threading")
@@ -180,6 +184,7 @@ def _frame(kind: str, payload: bytes, name: str = "-") -> bytes:
     return f"\x1e{kind} ab {len(payload)} {name}\n".encode() + payload
 
 
+@pytest.mark.full
 @given(
     st.lists(st.tuples(st.sampled_from(["out", "part", "main"]), st.binary(max_size=300))),
     st.data(),

@@ -50,6 +50,7 @@ def at(client: httpx.Client, contexts: str) -> str:
     return f"{contexts}/{made['id']}"
 
 
+@pytest.mark.full
 def test_a_cell_is_a_stream_of_events(client: httpx.Client, at: str) -> None:
     start, *rest = run(client, at, "print('o'); x = 41\nx + 1")
     end = rest[-1]
@@ -98,6 +99,7 @@ def test_time_limits_hold_without_a_client_and_for_waiting_cells(
     assert "NameError" == run(client, at, "y")[-1]["error"]["name"], "it never had its turn"
 
 
+@pytest.mark.full
 def test_what_does_not_react_is_killed(client: httpx.Client, contexts: str) -> None:
     made = client.post(contexts, json={}).raise_for_status().json()
     code = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
@@ -165,6 +167,7 @@ def test_none_begins_while_the_sandbox_is_suspended(
     assert None is run(client, at, "1")[-1]["error"], "the control"
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_events_of_a_cell_that_a_daemon_was_killed_in(tmp_path: Path) -> None:
     server = Server(tmp_path / "state")

@@ -116,6 +116,7 @@ def test_a_failure_is_a_result(context: Context, language: str) -> None:
     assert context.run(CODE[language].order).error is None
 
 
+@pytest.mark.full
 def test_output_keeps_its_order_and_is_capped(context: Context, language: str) -> None:
     found = context.run(CODE[language].order)
     five, huge = context.run(CODE[language].five), context.run(CODE[language].huge)
@@ -143,6 +144,7 @@ def test_output_is_told_while_the_cell_runs(context: Context, language: str) -> 
     assert "KeyboardInterrupt" == getattr(found.error, "name", "")
 
 
+@pytest.mark.full
 def test_every_endless_cell_is_interrupted_and_keeps_its_state(
     context: Context, language: str
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_process_left_behind_does_not_hold_the_cell(context: Context, language
     assert ("on\n", None) == (found.stdout, found.error)
 
 
+@pytest.mark.full
 def test_the_end_of_the_kernel_is_told(context: Context, language: str) -> None:
     found = context.run(CODE[language].end, timeout_s=60)
 

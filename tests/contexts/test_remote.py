@@ -30,6 +30,7 @@ def sandbox(client: Client) -> Iterator[RemoteSandbox]:
         yield found
 
 
+@pytest.mark.full
 def test_cells_of_a_server(sandbox: RemoteSandbox) -> None:
     seen: list[str] = []
     with sandbox.context() as context:
@@ -68,6 +69,7 @@ def test_another_client_goes_on_with_it(daemon: Daemon, sandbox: RemoteSandbox) 
 
 
 # httpcore leaves a Unix socket that refused it to the garbage collector.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_killed_daemon_interrupts_no_cell(tmp_path: Path) -> None:
     """Kill -9 in the middle of a cell: it ends by itself, and the next client has its variables."""

@@ -47,6 +47,7 @@ def chart(plots: Context, code: str) -> Any:
     return result.chart
 
 
+@pytest.mark.full
 def test_lines(plots: Context) -> None:
     found = chart(
         plots,
@@ -159,6 +160,7 @@ def test_pies_and_boxes(plots: Context) -> None:
     assert 2 == len(boxes["elements"]) == len(flat["elements"])
 
 
+@pytest.mark.full
 def test_several_axes_and_what_is_not_known(plots: Context) -> None:
     both = chart(
         plots,
@@ -195,6 +197,7 @@ def jupyter(sandbox: Sandbox) -> Iterator[Context]:
         yield made
 
 
+@pytest.mark.full
 def test_a_kernel_of_jupyters(jupyter: Context) -> None:
     jupyter.run("x = 41")
     found = jupyter.run("import sys\nprint('o'); print('e', file=sys.stderr)\ndisplay(1)\nx + 1")
@@ -211,6 +214,7 @@ def test_a_kernel_of_jupyters(jupyter: Context) -> None:
     assert "EOFError" == getattr(jupyter.run("input()", stdin="").error, "name", "")
 
 
+@pytest.mark.full
 def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) -> None:
     jupyter.run("kept = 1")
     assert "variables are kept" in str(jupyter.run("while True: pass", timeout_s=0.5).error)

@@ -55,6 +55,7 @@ def fill(state: Path, what: str) -> list[Path]:
         return made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_full(what: str, server: Server) -> None:
     server.start(faulty=False)

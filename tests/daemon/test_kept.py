@@ -26,6 +26,7 @@ def cycle(server: Server) -> None:
     server.ask("DELETE", f"/sandboxes/{sandbox}")
 
 
+@pytest.mark.full
 def test_nothing_stays_in_memory_of_sandboxes_that_are_over(server: Server) -> None:
     server.module = "tests.daemon.counted"
     server.start()

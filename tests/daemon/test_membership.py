@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ringfence.daemon.membership import ADDRESSES, DRAIN, DRAINED, LEASE, SECRET
 from tests.daemon.servers import Server
 from tests.native.outside import until
@@ -26,6 +28,7 @@ def _address(server: Server) -> str:
     return found[-1]
 
 
+@pytest.mark.full
 def test_its_addresses_are_those_of_the_daemon_that_runs(server: Server) -> None:
     """Written by whoever else, they would be the last one's where that is killed in between."""
     _start(server)
@@ -48,6 +51,7 @@ def _answers(address: str) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_it_drains_when_its_lease_says_so(server: Server) -> None:
     _start(server)
     made = server.http.post("/v1/sandboxes", json={}).json()["id"]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from tests.daemon.servers import Server
 
 
+@pytest.mark.full
 def test_a_failed_start_leaves_the_sandboxes_alone(server: Server) -> None:
     """It fails at each thread that the start needs, one after the other, and says why."""
     server.module = "tests.daemon.no_thread"

@@ -30,6 +30,7 @@ def test_a_second_one_is_refused(server: Server) -> None:
     assert [] == server.ask("GET", "/sandboxes")["items"], "the first one goes on"
 
 
+@pytest.mark.full
 def test_what_a_later_version_wrote_is_left_alone(server: Server) -> None:
     server.start(faulty=False)
     sandbox = server.make()

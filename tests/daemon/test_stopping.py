@@ -16,6 +16,7 @@ from tests.native.outside import until
 pytestmark = pytest.mark.anyone
 
 
+@pytest.mark.full
 def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     server.start()
     assert server.process is not None
@@ -48,6 +49,7 @@ def test_who_waits_is_told_that_it_stops(server: Server, capfd: pytest.CaptureFi
     )
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
 def test_who_has_connected_is_answered(server: Server, how: int) -> None:

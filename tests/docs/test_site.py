@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from tools import site
 
 import ringfence
@@ -33,6 +34,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(f"::: ringfence.{name}" for name in _public_names()) == sorted(directives)
 
 
+@pytest.mark.full
 def test_shared_descriptions_say_something_of_a_parameter_that_is_there() -> None:
     """`make docs` fails for a parameter without a description; this, for a description without a parameter."""
     source = "\n".join(p.read_text() for p in (DOCS.parent / "src" / "ringfence").rglob("*.py"))

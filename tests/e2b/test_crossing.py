@@ -46,6 +46,7 @@ def test_a_token_is_of_one_life_of_an_id() -> None:
     assert not tokens.opens_traffic(now, tokens.of(before))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "host", ["LOCALHOST:80", "localhost.:80", "127.0.0.1 :80", "127.0.0.1,a.example", "127.1", "*"]
 )
@@ -94,6 +95,7 @@ def test_metadata_of_v1_takes_no_other_owners_key(
     assert (401 if "key" in notes else 200) == answer.status_code, answer.text
 
 
+@pytest.mark.full
 def test_what_keeps_a_parser_busy_is_counted(box: Box) -> None:
     """Read by the decoder in C, 16 MiB of empty lists hold the event loop for seconds."""
     lists = b"[" + b"[]," * 150_000 + b"[]]"
@@ -206,6 +208,7 @@ def test_a_malformed_call_is_the_clients_fault(
     assert 200 == box.rpc("/process.Process/List", {}).status_code
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("most", [{"snapshots": 2}, {"snapshot_bytes": 2 * _MIB}])
 def test_a_client_keeps_so_many_snapshots(
     start_daemon: StartDaemon, tmp_path: Path, most: dict[str, int]

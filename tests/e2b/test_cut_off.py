@@ -50,6 +50,7 @@ def _streaming(box: Box, path: str, body: bytes) -> Iterator[Iterator[dict[str, 
         yield events()
 
 
+@pytest.mark.full
 def test_a_command_is_found_again_after_the_server_was_killed(start_daemon: StartDaemon) -> None:
     options = ("--e2b", "--listen", "127.0.0.1:0")
     daemon = start_daemon(*options)
@@ -101,6 +102,7 @@ def _resident(daemon: Daemon) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.full
 def test_a_client_that_reads_nothing_holds_nobody_up(box: Box, daemon: Daemon) -> None:
     before = _resident(daemon)
     script = "head -c 300000000 /dev/zero; touch written"

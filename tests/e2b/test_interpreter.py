@@ -29,6 +29,7 @@ def _of(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [each for each in lines if each["type"] == kind]
 
 
+@pytest.mark.full
 def test_a_cell_tells_output_results_and_its_count(box: Box) -> None:
     lines = _execute(box, "x = 20\nprint('out')\nx + 1")
 
@@ -111,6 +112,7 @@ def test_a_language_that_is_missing_is_named(box: Box, language: str) -> None:
     assert f"'{language}'" in answer.json()["message"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("language", "program", "greeting", "new", "shown", "unset"),
     [
@@ -256,6 +258,7 @@ def test_the_end_of_a_sandbox_breaks_the_stream_of_a_cell(client: Client) -> Non
     assert 502 == box.call("GET", "/health").status_code, "the SDKs ask at once"
 
 
+@pytest.mark.full
 def test_a_fork_has_the_variables_and_processes(client: Client, box: Box) -> None:
     """A context under its id, and a process under its pid and tag; each goes on by itself."""
     made = box.call("POST", "/contexts", json={"cwd": "/tmp"}, headers=PORT).json()

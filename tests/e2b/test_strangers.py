@@ -33,6 +33,7 @@ def others_box(other: Client) -> Iterator[Box]:
     other.api("DELETE", f"/sandboxes/{made.id}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -164,6 +165,7 @@ def test_a_frame_of_four_gibibytes_is_refused_by_its_head(box: Box) -> None:
     assert "resource_exhausted" == last["error"]["code"]
 
 
+@pytest.mark.full
 def test_a_bomb_of_gzip_ends_at_the_bound(box: Box) -> None:
     bomb = gzip.compress(bytes(200 << 20))
     headers = {"content-encoding": "gzip", "content-type": "application/json"}

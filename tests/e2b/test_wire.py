@@ -20,6 +20,7 @@ def _text(messages: list[dict[str, object]], name: str = "stdout") -> str:
     return b"".join(base64.b64decode(each) for each in pieces if each).decode()
 
 
+@pytest.mark.full
 def test_both_apis_show_the_same_sandbox(client: Client, box: Box, daemon: Daemon) -> None:
     shown = client.api("GET", f"/sandboxes/{box.id}").json()
     with daemon.client() as ours:
@@ -333,6 +334,7 @@ def test_a_watch_tells_events_between_two_polls(box: Box) -> None:
     assert 404 == box.rpc("/filesystem.Filesystem/GetWatcherEvents", made).status_code
 
 
+@pytest.mark.full
 def test_a_watch_describes_entries_where_that_is_asked_for(box: Box) -> None:
     box.rpc("/filesystem.Filesystem/MakeDir", {"path": "told"})
     asked = {"path": "told", "includeEntry": True}

@@ -191,6 +191,7 @@ CUTS = st.lists(st.integers(1, 400), max_size=6)
 PORTS = st.sampled_from([80, 443, 8080, 8443, 22, 7])
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=150)
 @given(talks(), CUTS, PORTS)
 def test_what_gets_to_the_server_is_for_the_name(data: bytes, cuts: list[int], port: int) -> None:

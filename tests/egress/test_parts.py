@@ -39,6 +39,7 @@ def fixture_loop() -> Iterator[Loop]:
     loop.close()
 
 
+@pytest.mark.full
 @given(PLAIN)
 def test_json_is_what_json_reads(value: Any) -> None:
     text = write(value)

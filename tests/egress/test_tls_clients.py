@@ -56,6 +56,7 @@ CLIENTS: dict[str, tuple[str, list[str], str | None, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS.keys())
 def test_the_hello_of_a_program(
     client: tuple[str, list[str], str | None, tuple[str, ...]], tmp_path: Path

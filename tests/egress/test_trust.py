@@ -149,6 +149,7 @@ def run(command: list[str], server: Server, home: Path, env: dict[str, str]) -> 
     return done.stdout + done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_program_and_its_variable(
     program: tuple[str, list[str], str], server: Server, tmp_path: Path

@@ -365,6 +365,7 @@ def test_run(line: str, fault: str, remedy: str, place: Path) -> None:
     answers(result.stderr, fault, remedy)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("line", "code", "fault", "remedy"), ENDED, ids=str)
 def test_commands_that_end(line: str, code: int, fault: str, remedy: str, place: Path) -> None:
     result = command(["run", *shlex.split(line)], place)

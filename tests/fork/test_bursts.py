@@ -170,6 +170,7 @@ def test_only_what_is_told_counts_as_seeded_anew(
     assert named == (processes if processes else [(None, "program")])
 
 
+@pytest.mark.full
 def test_a_report_over_http_says_which_processes_draw_alike(daemon: Daemon) -> None:
     with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
         context = sandbox.context()

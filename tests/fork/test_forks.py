@@ -188,6 +188,7 @@ async def test_an_awaiting_caller_forks_and_merges(tmp_path: Path) -> None:
     assert "2\n" == (tmp_path / "a").read_text()
 
 
+@pytest.mark.full
 def test_forks_of_a_server_survive_its_kill(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with Client(f"unix:{daemon.socket}") as client:
@@ -203,6 +204,7 @@ def test_forks_of_a_server_survive_its_kill(start_daemon: StartDaemon) -> None:
         client.get(sandbox.id).terminate()
 
 
+@pytest.mark.full
 def test_a_user_s_key_forks_within_its_rights_only(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_user_s_key_forks_within_its_rights_only(
             its._at = f"/v1/sandboxes/{its.id}"
 
 
+@pytest.mark.full
 def test_a_fork_asked_for_again_under_its_key_is_the_same(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:

@@ -123,6 +123,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", _HOSTILE)
 def test_a_hostile_context_is_copied_right_or_refused(sandbox: Sandbox, what: str) -> None:
     sandbox.run_code("kept = 3")

@@ -135,6 +135,7 @@ def test_the_helper_is_killed_while_it_stops_the_source(
     assert 2 == len(listed), listed  # PID 1 and this shell
 
 
+@pytest.mark.full
 def test_the_helper_is_killed_while_it_stops_a_tree(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

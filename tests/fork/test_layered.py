@@ -136,6 +136,7 @@ def found(base: Compared, theirs: Compared) -> Found:
     return differing
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_tell_what_whole_trees_tell(seed: int) -> None:
     chosen = random.Random(seed)
@@ -174,6 +175,7 @@ STEPS = (
 """Of an image with the file /srv/app/new: what replaces a directory hides what the image has there."""
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("store")
 def test_layers_over_an_image_tell_what_whole_trees_tell(image: str) -> None:
     bases: list[str] = []

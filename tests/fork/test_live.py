@@ -177,6 +177,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", _REFUSED)
 def test_what_cannot_be_copied_is_refused_before_anything_happens(
     sandbox: Sandbox, what: str
@@ -225,6 +226,7 @@ def test_locks_are_taken_on_the_files_of_each_copy(sandbox: Sandbox) -> None:
         assert 0 == third.exec(["flock", "-n", "/tmp/whole", "true"]).exit_code
 
 
+@pytest.mark.full
 def test_timers_have_the_time_that_was_left(sandbox: Sandbox) -> None:
     sandbox.run_code(
         "import ctypes, os, signal, struct, time\n"
@@ -576,6 +578,7 @@ def test_a_mark_copies_memory_while_the_sandbox_goes_on(
         assert ("2" if is_lost else "1") == sandbox.run_code("x").text
 
 
+@pytest.mark.full
 def test_a_tree_of_marks_is_searched(sandbox: Sandbox) -> None:
     """Each node is a fork of its parent's mark; the parent has gone by then."""
     sandbox.run_code("path = []")

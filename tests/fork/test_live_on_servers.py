@@ -27,6 +27,7 @@ def sandbox(daemon: Daemon) -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.full
 def test_contexts_and_processes_go_on(sandbox: Any) -> None:
     sandbox.run_code("import random; random.seed(7); values = [1, 2]; numbers = iter('abc')")
     sandbox.run_code("next(numbers)")
@@ -67,6 +68,7 @@ def test_contexts_and_processes_go_on(sandbox: Any) -> None:
         assert (False, "") == (files.fork_report.has_processes, files.fork_report.reason)
 
 
+@pytest.mark.full
 def test_what_cannot_be_copied_stays_or_is_refused(sandbox: Any) -> None:
     sandbox.run_code("kept = 1")
     code = "import ctypes; ctypes.CDLL(None).inotify_init(); print('ready', flush=True); input()"
@@ -124,6 +126,7 @@ def test_asking_again_gives_the_same_forks(sandbox: Any, daemon: Daemon) -> None
             assert 200 == http.delete(at).status_code
 
 
+@pytest.mark.full
 def test_a_copy_outlives_the_daemon(tmp_path: Path) -> None:
     first = start(tmp_path)
     try:

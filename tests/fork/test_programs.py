@@ -37,6 +37,7 @@ def _copies(fork: Any) -> list[Any]:
     return [fork.context(id=id) for id in fork.fork_report.contexts]
 
 
+@pytest.mark.full
 def test_bash_goes_on_with_variables_functions_and_directory(sandbox: Any) -> None:
     context = sandbox.context("bash")
     _said(context, _BEGIN)

@@ -355,6 +355,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", _REFUSED)
 def test_a_tree_that_cannot_be_copied_is_refused_and_goes_on(what: str) -> None:
     begin, reason = _REFUSED[what]
@@ -365,6 +366,7 @@ def test_a_tree_that_cannot_be_copied_is_refused_and_goes_on(what: str) -> None:
         assert "4" == asked(sandbox, "kept")
 
 
+@pytest.mark.full
 def test_children_that_come_and_go_meanwhile(sandbox: Sandbox) -> None:
     """Each copy goes on with the children that it had, or is refused; none hangs, and the source goes on."""
     asked(
@@ -391,6 +393,7 @@ def test_children_that_come_and_go_meanwhile(sandbox: Sandbox) -> None:
     assert copied
 
 
+@pytest.mark.full
 def test_children_that_another_exec_kills(sandbox: Sandbox) -> None:
     asked(
         sandbox,

@@ -80,6 +80,7 @@ def as_general(data: bytes) -> list[tuple[Entry, bytes]]:
     return found
 
 
+@pytest.mark.full
 @given(st.lists(members(), max_size=6), st.sampled_from(FORMATS), st.data())
 def test_it_reads_what_the_general_reader_reads(
     tmp_path_factory: pytest.TempPathFactory,

@@ -65,6 +65,7 @@ def _said(script: str, name: str = "first", **options: object) -> str:
         return result.stdout_text + result.stderr_text
 
 
+@pytest.mark.full
 def test_packages_are_visible_to_python_scripts_and_contexts(first: Template) -> None:
     with Sandbox.create(template="first") as sandbox:
         assert "script one\n" == sandbox.exec(["one"]).stdout_text
@@ -82,6 +83,7 @@ if is_made := not os.path.exists(path):
 """
 
 
+@pytest.mark.full
 def test_matplotlibs_fonts_are_listed_by_the_build_and_not_by_each_sandbox(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +112,7 @@ def test_matplotlibs_fonts_are_listed_by_the_build_and_not_by_each_sandbox(
     assert "True\n" == own, "the control: a sandbox without that list"
 
 
+@pytest.mark.full
 def test_files_of_a_sandbox_stay_without_the_lock_of_a_server(wheels: Path) -> None:
     """As after a stop of the server, which sandboxes outlive."""
     Template.from_host().run("echo kept >/opt/venv/kept").build("outlived")
@@ -149,6 +152,7 @@ def test_pip_inside_installs_for_the_sandbox_alone(first: Template, wheels: Path
     assert "not found" in _said("two"), "the next has it not"
 
 
+@pytest.mark.full
 def test_pip_works_without_a_template_and_without_an_option(wheels: Path) -> None:
     require("pip3")
     with Sandbox.create(mounts=f"{wheels}:/wheels") as sandbox:
@@ -196,6 +200,7 @@ def test_a_step_gets_no_cache_to_write_to_and_leaves_no_privileges(first: Templa
     assert "cannot open" in _said("cat /opt/venv/s 2>&1 || echo cannot open", image.id)
 
 
+@pytest.mark.full
 def test_what_cannot_be_is_refused(first: Template, tmp_path: Path, wheels: Path) -> None:
     host = Template.from_host()
     with pytest.raises(InvalidRequest, match="not a requirement"):
@@ -309,6 +314,7 @@ def _failing(*argv: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.full
 def test_what_pip_says_of_a_failure_is_printed_once(tmp_path: Path) -> None:
     """The commands print what pip prints, so their own line leaves it out."""
     said = "No matching distribution found for absent"
@@ -326,6 +332,7 @@ def test_what_pip_says_of_a_failure_is_printed_once(tmp_path: Path) -> None:
         Template.from_host().pip_install("absent", find_links=str(tmp_path)).build()
 
 
+@pytest.mark.full
 def test_a_program_that_reads_json_gets_the_reason_there() -> None:
     ran = _failing("run", "--json", "--pip", "six=>1", "--", "true")
 

@@ -46,6 +46,7 @@ def test_steps_make_an_image(image: str, store: ImageStore, tmp_path: Path) -> N
     assert busybox[0].st_ino == busybox[1].st_ino, "no copy"
 
 
+@pytest.mark.full
 def test_a_step_that_is_known_is_not_done_again(
     image: str, store: ImageStore, tmp_path: Path
 ) -> None:

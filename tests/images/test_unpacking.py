@@ -103,6 +103,7 @@ def test_devices_are_left_out(target: Path) -> None:
 OUTSIDE = "../outside"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "entries",
     [
@@ -167,6 +168,7 @@ def test_another_diff_id_is_refused(target: Path, tmp_path: Path) -> None:
     unpack([Layer(str(tmp_path / "one"), digest_of(data))], str(target))
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_damaged_layers_are_refused_or_harmless(

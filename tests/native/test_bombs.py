@@ -247,6 +247,7 @@ def test_a_memory_bomb_runs_out_of_memory(kind: str) -> None:
     assert bomb.harmed_nobody()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", MEMORY_BOMBS)
 def test_with_enough_memory_they_are_no_bombs(make: MakeSandbox, kind: str) -> None:
     """The control: the same programs, and nothing is said about memory."""

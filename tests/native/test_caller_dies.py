@@ -148,6 +148,7 @@ def test_the_zygote_is_killed(scene: Scene) -> None:
     assert scene.is_gone(), scene.traces()
 
 
+@pytest.mark.full
 def test_caller_and_zygote_are_killed(scene: Scene) -> None:
     """Nobody is left to clear up: processes end with the zygote, the next start does the rest."""
     os.kill(scene.caller.pid, signal.SIGSTOP)  # so that it cannot react to the other's death

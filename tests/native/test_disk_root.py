@@ -185,6 +185,7 @@ def sampled(kind: str, make: MakeSandbox) -> Sandbox:
     return make(disk_root=True, limits=LIMITS)
 
 
+@pytest.mark.full
 def test_what_grows_a_directory_over_its_size_is_ended_and_told(sampled: Sandbox) -> None:
     """The sandbox stays with its files; other commands and contexts go on, and files can be removed."""
     with sampled.context() as context:
@@ -212,6 +213,7 @@ def test_shared_memory_is_in_memory_and_bounded(sampled: Sandbox) -> None:
     assert State.RUNNING == sampled.state
 
 
+@pytest.mark.full
 def test_many_small_files_are_counted_too(sampled: Sandbox) -> None:
     many = (
         "import os, time\nfor i in range(4000): open(str(i), 'w').write('x' * 4000)\ntime.sleep(60)"
@@ -221,6 +223,7 @@ def test_many_small_files_are_counted_too(sampled: Sandbox) -> None:
     assert "more than limits.inodes" in ended.stderr_text
 
 
+@pytest.mark.full
 def test_what_grows_on_in_the_background_ends_the_sandbox(sampled: Sandbox) -> None:
     """No command is there that could be ended for it."""
     loop = "i=0; while :; do i=$((i+1)); head -c 4m /dev/zero > $i; sleep 0.1; done"
@@ -231,6 +234,7 @@ def test_what_grows_on_in_the_background_ends_the_sandbox(sampled: Sandbox) -> N
     assert "limits.disk_bytes" in caught.value.message
 
 
+@pytest.mark.full
 def test_snapshots_of_every_kind_of_file_and_generations(kind: str, make: MakeSandbox) -> None:
     """A snapshot's contents are equal, also over a layer, whose files the disk's overlay only shows."""
     script = "head -c 6m /dev/urandom > a; mkdir -p d/e; ln a d/b; ln -s a d/l; mkfifo f"

@@ -145,6 +145,7 @@ def test_a_cancelled_exec_is_killed(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.full
 def test_a_cancelled_exec_leaves_its_place_to_the_next(run: Run) -> None:
     """Killed is not yet gone: whoever was told that it was cancelled has the one process there may be."""
 
@@ -199,6 +200,7 @@ def restless() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("restless")
 def test_input_closed_as_the_process_ends_closes_nothing_else() -> None:
     """Two threads may end one stream at the same moment; a descriptor closed twice is another's."""

@@ -57,6 +57,7 @@ def test_what_every_fresh_one_has_is_not_unpacked_again(
     assert 1 == len(loads)  # a process that restores one sandbox reads nothing for comparison
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", _CHANGES)
 def test_any_change_is_unpacked_every_time(
     backend: NativeBackend, loads: list[str], change: str

@@ -110,6 +110,7 @@ def test_the_tags_of_execs_go_on_where_they_were(sandbox: Sandbox) -> None:
     assert b"sleep" in sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/comm"]).stdout
 
 
+@pytest.mark.full
 def test_a_full_memory_is_no_reason_not_to_wake() -> None:
     """Files in memory up to the limit: what it gave up, it gets again."""
     with Sandbox.create(limits=Limits(memory_bytes=64 << 20), allow_degraded=("*",)) as sandbox:
@@ -162,6 +163,7 @@ def test_under_a_users_own_filter_it_stays_awake(tmp_path: Path) -> None:
         backend.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suspends", [False, True])
 def test_it_can_be_suspended_asleep(sandbox: Sandbox, suspends: bool) -> None:
     assert hibernates(sandbox)

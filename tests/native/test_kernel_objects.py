@@ -109,6 +109,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.full
 def test_who_locks_without_end_runs_out_of_memory(make: MakeSandbox, backend: str) -> None:
     sandbox = make(backend=backend)
 
@@ -119,6 +120,7 @@ def test_who_locks_without_end_runs_out_of_memory(make: MakeSandbox, backend: st
     assert sandbox.exec(["true"]).ok
 
 
+@pytest.mark.full
 def test_who_left_it_in_the_background_ends_too(make: MakeSandbox) -> None:
     sandbox = make()
     behind = 'exec >/dev/null 2>&1 </dev/null; python3 -c "$1" 1500000 & echo $! > /tmp/pid'
@@ -131,6 +133,7 @@ def test_who_left_it_in_the_background_ends_too(make: MakeSandbox) -> None:
     assert until(lambda: not sandbox.exec(["sh", "-c", look]).ok)
 
 
+@pytest.mark.full
 def test_some_thousand_locks_are_nobodys_business(make: MakeSandbox, backend: str) -> None:
     """The control: as a database has them, and more than enough for kernel memory to grow."""
     result = make(backend=backend).exec(["python3", "-c", _LOCKS, "45000"], timeout_s=60)

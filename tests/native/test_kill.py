@@ -79,6 +79,7 @@ def plant_briefly(sandbox: Sandbox, tree: str, length: str) -> tuple[Process, fl
     raise AssertionError("the tree did not grow")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("company", ["each in a sandbox", "all in one"])
 def test_a_timeout_takes_the_whole_tree(make: MakeSandbox, company: str) -> None:
     """Nothing is left when the result is there, not a moment later; what was written is kept."""
@@ -109,6 +110,7 @@ def company(request: pytest.FixtureRequest, sandbox: Sandbox) -> Callable[[], bo
     return lambda: 1 == len(pids_with(length)) and other.running
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tree", TREES)
 def test_kill_takes_the_whole_tree(
     sandbox: Sandbox, company: Callable[[], bool], tree: str
@@ -217,6 +219,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_a_guest_that_stops_every_newcomer_does_not_stop_pid_1(sandbox: Sandbox) -> None:
     """The parent of a vfork(2) sleeps until its child begins; PID 1 must not be that parent."""
     stopper = sandbox.start(["python3", "-c", _STOP_EVERYTHING])
@@ -253,6 +256,7 @@ def test_a_signal_is_told_by_its_number(sandbox: Sandbox, signum: int) -> None:
     assert (signum, None) == (result.signal, result.exit_code)
 
 
+@pytest.mark.full
 def test_no_exit_status_is_lost_in_a_crowd(sandbox: Sandbox) -> None:
     """Many at once, while orphans die and a guest sends PID 1 false news of dead children."""
     noise = sandbox.start(["sh", "-c", "while :; do (sh -c 'exit 1' &); kill -CHLD 1; done"])

@@ -81,6 +81,7 @@ def attack(repository: Path, preset: str, tries: list[str]) -> None:
             sandbox.shell(f"rm -f plain other; {each}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", list(MADE))
 @pytest.mark.parametrize("name", list(TRIES))
 def test_what_a_preset_names_stays(preset: str, name: str, repository: Path) -> None:

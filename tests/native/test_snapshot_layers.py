@@ -173,6 +173,7 @@ def test_twenty_generations_removed_in_any_order(backend: NativeBackend, state_d
     assert [] == left(state_dir)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_each_is_whole_while_others_are_removed(
     backend: NativeBackend, state_dir: Path, seed: int
@@ -192,6 +193,7 @@ def test_each_is_whole_while_others_are_removed(
     assert [] == left(state_dir)
 
 
+@pytest.mark.full
 def test_a_tall_pile_begins_anew(backend: NativeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MOST", 2)
     chain: list[Snapshot] = []
@@ -289,6 +291,7 @@ def test_one_that_cannot_be_unpacked_is_copied(backend: NativeBackend) -> None:
         assert "deep\n" == again.shell("cat $(find . -name file)").stdout_text
 
 
+@pytest.mark.full
 def test_a_copied_state_directory_is_unpacked_again(
     backend: NativeBackend, state_dir: Path, tmp_path: Path
 ) -> None:
@@ -390,6 +393,7 @@ def test_the_next_restore_of_it_is_prebuilt(backend: NativeBackend, state_dir: P
     assert [] == left(state_dir), "no prebuilt sandbox keeps them"
 
 
+@pytest.mark.full
 def test_a_snapshot_that_goes_before_the_next_is_prebuilt(backend: NativeBackend) -> None:
     """The zygote finds its files gone, and serves on."""
     zygote = backend.zygote()

@@ -174,6 +174,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_a_snapshot_is_of_one_moment(backend: NativeBackend) -> None:
     """A writer that keeps two files in step is never caught with the second ahead of the first."""
     with Sandbox.create(backend=backend) as sandbox:
@@ -264,6 +265,7 @@ def test_unix_sockets_do_not_break_it(backend: NativeBackend) -> None:
     assert socket.AF_UNIX
 
 
+@pytest.mark.full
 def test_holes_take_no_room_again(backend: NativeBackend) -> None:
     """A file that claims 200 MiB and has little of it comes back so, its bytes where they were."""
     code = (

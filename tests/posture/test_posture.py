@@ -228,6 +228,7 @@ def test_programs_of_other_users_hold_three_streams(made_by_root: Made) -> None:
         assert {0: expected.NULL, **expected.OUTPUTS} == held
 
 
+@pytest.mark.full
 def test_every_pipe_leads_to_the_maker_or_stays_inside(made: Made) -> None:
     inside = {p.pid for p in made.processes}
     pipes = {

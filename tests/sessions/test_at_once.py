@@ -332,6 +332,7 @@ listen()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     state = str(tmp_path / "state")

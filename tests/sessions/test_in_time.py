@@ -74,6 +74,7 @@ def test_an_open_file_is_use(make_manager: MakeManager) -> None:
     assert until(lambda: is_over(lease))
 
 
+@pytest.mark.full
 def test_processor_time_is_use(make_manager: MakeManager) -> None:
     """Of a process that nobody watches: its exec is long over."""
     lease = make_manager(idle_s=IDLE_S).acquire(client_id="ann")
@@ -85,6 +86,7 @@ def test_processor_time_is_use(make_manager: MakeManager) -> None:
     assert until(lambda: is_over(lease))
 
 
+@pytest.mark.full
 def test_touching_is_use(make_manager: MakeManager) -> None:
     manager = make_manager(idle_s=2.0)
     lease = manager.acquire(client_id="ann")
@@ -115,6 +117,7 @@ def test_for_ever(make_manager: MakeManager) -> None:
     assert stays(lease, 1.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("action", "then", "reason"),
     [("suspend", "suspended", "suspended"), ("detach", "detached", "detached")],
@@ -166,6 +169,7 @@ def test_a_suspended_one_stands_still(make_manager: MakeManager) -> None:
     assert until(lambda: len(lease.sandbox.files.read("ticks")) > before)
 
 
+@pytest.mark.full
 def test_the_time_to_live_is_absolute(make_manager: MakeManager) -> None:
     manager = make_manager()
     lease = manager.acquire(SandboxSpec(ttl_s=1.0), client_id="ann")

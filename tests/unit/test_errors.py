@@ -41,6 +41,7 @@ def test_the_codes_are_these() -> None:
     assert len(CODES) == len(CLASSES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cls", CLASSES)
 @given(st.text(), st.text(), st.text(), st.none() | st.booleans())
 def test_every_error_crosses_the_wire(

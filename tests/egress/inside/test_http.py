@@ -138,6 +138,7 @@ def test_nothing_is_smuggled(limited: Sandbox, world: World, what: str) -> None:
     assert [] == smuggled(world, mark)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", sorted(set(SMUGGLING) - NOT_EVEN_LENIENT))
 def test_the_control_smuggles(unrestricted: Sandbox, world: World, what: str) -> None:
     mark = world.mark()

@@ -173,6 +173,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("over", ["udp", "tcp"])
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_question_gets_no_address(

@@ -201,6 +201,7 @@ def test_socks_goes_where_a_rule_allows(limited: Sandbox, address: str, kind: in
     assert " 200 " in found["heard"][:20]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "say",
     [

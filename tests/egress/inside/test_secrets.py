@@ -224,6 +224,7 @@ class TestPrograms:
         rules = tuple(NetworkRule(host, credential=Credential(NAME)) for host in hosts)
         return make(network=NetworkPolicy(rules=rules), secrets={NAME: SECRET})
 
+    @pytest.mark.full
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_it_works(self, world: World, everything: Sandbox, name: str) -> None:
         needed, line = PROGRAMS[name]
@@ -295,6 +296,7 @@ class TestPrograms:
 
 
 class TestItIsNowhereInside:
+    @pytest.mark.full
     @pytest.mark.root  # nobody else may look into them: that is what is tried elsewhere
     def test_not_in_any_memory(self, sandbox: Sandbox) -> None:
         """Read from the host, of every process inside, while one that used it is still there."""
@@ -328,6 +330,7 @@ class TestItIsNowhereInside:
         # The control is a secret of its own, put together at run time.
         assert "canary found, secret not" == result.stdout_text.strip()
 
+    @pytest.mark.full
     def test_not_in_any_environment_or_file(self, sandbox: Sandbox) -> None:
         sandbox.exec([*CURL, "-o", "answer", "-D", "head", "-v", "https://a.test/"], timeout_s=30)
         form = base64.b64encode(SECRET.encode()).decode()

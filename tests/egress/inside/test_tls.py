@@ -138,6 +138,7 @@ NOT_TLS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("port", [443, 8443])
 @pytest.mark.parametrize("what", NOT_TLS)
 def test_a_tls_port_takes_nothing_but_tls(

@@ -361,6 +361,7 @@ def send_each(sock: wire.Socket, request: bytes, counts: Iterator[int]) -> None:
         wire.send_raw(sock, request)
 
 
+@pytest.mark.full
 def test_a_guest_that_does_not_read_gets_a_bounded_number_of_requests() -> None:
     """The host's end keeps few MiB for it; whoever asks more is told so by the socket."""
     ours, theirs = wire.socketpair()

@@ -65,6 +65,7 @@ def facts(member: tarfile.TarInfo) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.full
 @given(st.lists(members(), min_size=1, max_size=5))
 def test_what_we_write_the_standard_library_reads(
     wanted: list[tuple[tarfile.TarInfo, bytes]],
@@ -111,6 +112,7 @@ def test_ours_have_times_to_the_nanosecond_and_no_further_header(whole: int, ns:
     assert 3 * 512 == len(stream)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", FORMATS)
 @given(members=st.lists(members(), min_size=1, max_size=3))
 def test_what_the_standard_library_writes_we_read(

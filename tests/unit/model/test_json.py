@@ -57,6 +57,7 @@ def test_every_model_can_be_pickled_and_copied(model: Any) -> None:
     assert model == pickle.loads(pickle.dumps(model)) == copy.deepcopy(model)
 
 
+@pytest.mark.full
 @given(some.specs)
 def test_a_spec_comes_back_with_secrets_only_when_asked(spec: SandboxSpec) -> None:
     whole = SandboxSpec.from_json(through_json(spec.to_json(with_secrets=True)))

@@ -50,6 +50,7 @@ def decide(node: bpf.Node, words: dict[int, int]) -> int:
     return node.value
 
 
+@pytest.mark.full
 @settings(max_examples=120, deadline=None)
 @given(graphs(), st.lists(st.tuples(*[WORDS] * 14), min_size=1, max_size=20))
 def test_the_program_decides_as_the_graph(root: bpf.Node, inputs: list[tuple[int, ...]]) -> None:

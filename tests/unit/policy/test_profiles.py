@@ -240,6 +240,7 @@ def _holds(rule: Rule, args: tuple[int, ...]) -> bool:
     return True
 
 
+@pytest.mark.full
 @settings(max_examples=100, deadline=None)
 @given(
     rules=st.lists(RULES, max_size=10),

@@ -256,6 +256,7 @@ def test_aio_adds_asynchronous_io(run_probes: Callable[[bytes], Outcomes], under
     expect(run_probes(load_filter(aio=True)), under, "asynchronous_io", "ok")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on", filters.SHIPPED, ids=lambda on: "-".join(sorted(on)) or "none")
 def test_the_kernel_accepts_what_is_shipped(
     run_probes: Callable[[bytes], Outcomes], on: frozenset[str]

@@ -95,6 +95,7 @@ def test_every_system_call_with_any_arguments(
 
 
 # The calls that have rules of their own get far more arguments than the sweep above gives them.
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(TELLING))
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 32))

@@ -170,6 +170,7 @@ PROGRAMS = {
 LOCKING = {"python3", "this python", "git", "sqlite3"}  # they lock files, which strict refuses
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "strict"),
     [(name, False) for name in PROGRAMS]

@@ -167,6 +167,7 @@ WAYS: tuple[type[Any], ...] = (Create, Restore, Claim, BuildAhead, TakeSnapshot)
 STEPS = [(way, step) for way in WAYS for step in way.steps]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("way", "step"), STEPS, ids=[f"{way.__name__}-{'.'.join(step)}" for way, step in STEPS]
