@@ -30,6 +30,7 @@ CANNOT_BE_SAID = [
         "is the target of|together with|needs create_if_missing|is more than|exceeds max_warm|no profile",
         "pairs",
     ),
+    (r"(.*\.)?unprotect", "is not protected by default", "paths"),
     ("into", "into itself", "pairs"),
     (
         r"denied_paths\[\d+\]|work_dir",
@@ -62,6 +63,7 @@ CANNOT_BE_SAID = [
     (r"base\..*|name", "is not for builds|no template's name", "steps of templates"),
     ("digest", "the content's SHA-256 is", "uploads"),
     (r"(.*\.)?template", "not found", "identity"),
+    (r"(.*\.)?user", "unknown user", "identity"),
     ("signal", "is not a signal", "signals"),
     ("pattern|glob|replacement|regex", "", "patterns"),
     (

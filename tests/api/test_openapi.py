@@ -142,7 +142,8 @@ def test_every_method_of_a_path_is_named_where_one_is_refused(daemon: Daemon) ->
             allowed = set(answer.headers["allow"].split(", "))
 
             assert 405 == answer.status_code
-            assert {method.upper() for method in operations} <= allowed, path
+            methods = {method.upper() for method in operations}
+            assert methods == allowed - {"HEAD"} if "{" not in path else methods <= allowed, path
 
 
 def models_read() -> Iterator[tuple[type[Model], dict[str, Any]]]:

@@ -133,8 +133,12 @@ async def _http_error(request: Request, exc: Any) -> Response:
 
 
 def _methods(scope: Scope) -> set[str]:
-    """Every method of the path: the framework names those of the first route that fits it."""
+    """Every method of the path: the framework names those of the first route that fits it.
+
+    A path that a route names whole is that route's alone, as in OpenAPI 3.1, "Path Templating Matching".
+    """
     fitting = [each for each in scope["app"].routes if each.matches(scope)[0] is not Match.NONE]
+    fitting = [each for each in fitting if getattr(each, "path", "") == scope["path"]] or fitting
     return {name for each in fitting for name in getattr(each, "methods", None) or ()}
 
 
