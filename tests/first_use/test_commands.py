@@ -243,6 +243,7 @@ RUN: list[tuple[str, str, str]] = [
     ("--tmpfs /x", "--tmpfs", "--disk"),
     ("--private", "--private", "remove the option"),
     ("--whitelist=/x", "--whitelist", "--mount SRC:DST"),
+    ("--allow https://pypi.example/simple", "--allow", "--net HOST"),
     ("--privileged", "--privileged", "--profile unrestricted"),
     ("--memory 12MBs", "'12MBs'", "256m"),
     ("--disk -1g", "'-1g'", "256m"),

@@ -104,6 +104,8 @@ CREATE: list[tuple[dict[str, Any], str, str]] = [
     ({"limits": {"memory_bytes": "512Mi"}}, "'512Mi'", "256m"),
     ({"limits": {"memory_bytes": b"1g"}}, "b'1g'", 'as "256m"'),
     ({"limits": {"memory_mb": 512}}, "limits.memory_mb", "did you mean memory_bytes?"),
+    ({"limits": {"mem": 512}}, "limits.mem", 'use memory_bytes="256m"'),
+    ({"limits": {"timeout": 5}}, "limits.timeout", "use wall_time_s=60"),
     ({"limits": {"wall_time_s": timedelta(minutes=5)}}, "timedelta", "as 300"),
     ({"limits": {"cpus": Decimal("1.5")}}, "Decimal", "as 1.5"),
     ({"ttl_s": timedelta(hours=1)}, "timedelta", "as 3600"),

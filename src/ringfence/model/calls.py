@@ -158,7 +158,8 @@ def parse_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
         if name not in known:
             from .mistakes import meant
 
-            raise InvalidRequest("unknown limit", field=f"limits.{name}", hint=meant(name, known))
+            hint = meant(name, known, of="Limits")
+            raise InvalidRequest("unknown limit", field=f"limits.{name}", hint=hint)
     made: Limits = within("limits", lambda each: Limits(**each), limits)
     return made
 

@@ -213,6 +213,14 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "grep": "search(...)",
         "find": "glob(...)",
     },
+    "Limits": {
+        "mem ram": 'use memory_bytes="256m"',
+        "cpu_count nano_cpus cores": "use cpus=0.5",
+        "timeout timeout_s time time_s ttl_s": "use wall_time_s=60",
+        "processes nproc max_processes threads": "use pids=64",
+        "storage size": 'use disk_bytes="1g"',
+        "nofile files fds": "use open_files=256",
+    },
     "Mount": {
         "read_only readonly mode rw writable": 'use access="rw"; the default is "ro"',
         "src host host_path path": "use source=",
