@@ -3,9 +3,8 @@
 `make test` runs the first gear, `make test-all` also the files and tests marked `full`: every other
 backend, every program, every page, and most tests that take more than a second in each pass. As
 root each gear runs in three passes at once, one as root and two as ordinary users, who share theirs:
-each takes the next file that the other has not claimed. A test
-marked `anyone` comes out alike for all, and runs in the pass that claims its file first, so that the
-passes end together.
+each takes the next file that the other has not claimed. A test marked `anyone` comes out alike for
+all, and runs in the pass that claims its file first, so that the passes end together.
 """
 
 from __future__ import annotations

@@ -143,7 +143,9 @@ def test_every_method_of_a_path_is_named_where_one_is_refused(daemon: Daemon) ->
 
             assert 405 == answer.status_code
             methods = {method.upper() for method in operations}
-            assert methods == allowed - {"HEAD"} if "{" not in path else methods <= allowed, path
+            assert methods <= allowed, path
+            if "{" not in path:  # no other route's methods
+                assert methods == allowed - {"HEAD"}, path
 
 
 def models_read() -> Iterator[tuple[type[Model], dict[str, Any]]]:
