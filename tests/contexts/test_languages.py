@@ -185,6 +185,23 @@ def test_bash_lists_no_variables_and_begins_again(sandbox: Sandbox) -> None:
             context.variables()
 
 
+def test_bash_says_no_more_than_a_script_of_what_signals_end(sandbox: Sandbox) -> None:
+    with sandbox.context("bash") as context:
+        for code, status in (
+            ("sh -c 'kill -SEGV $$'", 139),
+            ("sleep 1000 & kill %1; wait %1", 143),
+            ("sh -c 'kill -PIPE $$' | cat; (exit ${PIPESTATUS[0]})", 141),
+        ):
+            assert f"{status}\n" == context.run(f"{code}; echo $?").stdout, code
+            assert "" == context.run(code).stderr, code
+        assert "3" == getattr(context.run("return 3").error, "value", "")
+        assert "on\n" == context.run("exec no-such-program; echo on").stdout
+        assert "2 b\n" == context.run("set -- a b; echo $# $2; cat").stdout
+        assert "2 b\n" == context.run("echo $# $2").stdout
+        length = 200_000  # more than a pipe holds
+        assert f"{length}\n" == context.run(f"x='{'y' * length}'; echo ${{#x}}").stdout
+
+
 def test_values_of_node(node: Context) -> None:
     shown = {"[1, 'a']": "[ 1, 'a' ]", "'plain'": "plain", "2n ** 70n": "1180591620717411303424n",
              "const x = 1; let y = -0; y": "-0", "const x = 2; x": "2", "await Promise.resolve(x)": "2",

@@ -40,7 +40,9 @@ class Shell:
         os.close(report)
         self._fd, self._count = report, 0
         self._streams = f"exec >&{fds[1]} 2>&{fds[2]}"  # what an earlier cell closed is back
-        self._give("set +o history +H\n")
+        self._give(
+            "set +o history +H; shopt -s execfail\n"
+        )  # what is sourced ends by a failed exec
 
     def _give(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -57,7 +59,10 @@ class Shell:
             takes_interrupt: Says whether an interrupt came since it was asked last; bash and what
                 it runs have the signal too.
         """
-        self._give(f"{self._streams}; eval {shlex.quote(code)} </dev/null\n")
+        # An interactive bash without a terminal complains of each command that a signal ends (`tcsetattr`),
+        # but not while it reads a file.
+        sourced = shlex.quote(f"eval {shlex.quote(code)} </dev/null")
+        self._give(f"{self._streams}; . /dev/stdin <<<{sourced}\n")
         self._ask()
         was_interrupted, reports, again_at = False, b"", float("inf")
         while True:
