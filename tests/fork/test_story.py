@@ -21,10 +21,13 @@ _BEGIN = """
 import hashlib, numpy, pandas, random, secrets, ssl, tempfile, uuid
 frame = pandas.DataFrame(numpy.arange(13 << 20, dtype='int64').reshape(-1, 13))
 numpy.random.rand(), random.random(), ssl.RAND_bytes(2), tempfile.mktemp()
+own = [numpy.random.default_rng(), numpy.random.RandomState(), numpy.random.Generator(numpy.random.Philox())]
+first, second, third = own
+seeded = numpy.random.default_rng(7)
 """
 _DRAW = (
     "numpy.random.rand(), random.random(), secrets.token_hex(), str(uuid.uuid4()),"
-    " ssl.RAND_bytes(8).hex(), tempfile.mktemp()"
+    " ssl.RAND_bytes(8).hex(), tempfile.mktemp(), first.random(), second.rand(), third.random()"
 )
 
 
@@ -52,6 +55,7 @@ def test_a_hundred_branches_of_a_data_frame(template: str) -> None:
             drawn = each.run_code(f"{change}; {_DRAW}", timeout_s=60)
             assert drawn.error is None
             rows.append(ast.literal_eval(drawn.text or ""))
-        assert [_FORKS + 1] * 6 == [len(set(column)) for column in zip(*rows, strict=True)]
+        assert [_FORKS + 1] * 9 == [len(set(column)) for column in zip(*rows, strict=True)]
+        assert 1 == len({each.run_code("seeded.random()").text for each in (source, *forks[::10])})
         totals = [int(each.run_code("total").text or "") for each in (source, *forks)]
         assert list(range(_FORKS + 1)) == [each - totals[0] for each in totals]

@@ -152,7 +152,7 @@ class Kernel:
             request = self._cells.get()
             if request["do"] in ("copied", "ping"):
                 if request["do"] == "copied":
-                    _reseed()
+                    _reseed(self.names)
                     for each in (self._shell, self._driver):
                         if each is not None:
                             each.reseed()
@@ -444,7 +444,7 @@ def _reader() -> Callable[[str], Any]:
         return json.loads
 
 
-def _reseed() -> None:
+def _reseed(names: dict[str, Any]) -> None:
     """In a copy of a process: whatever draws random numbers draws others than the original."""
     loaded: dict[str, Any] = sys.modules  # an import would cost each copy pages of its own
     if "random" in loaded:
@@ -456,9 +456,25 @@ def _reseed() -> None:
     if "ssl" in loaded:
         loaded["ssl"].RAND_add(os.urandom(64), 64.0)
     if hasattr(loaded.get("numpy"), "random"):
-        loaded["numpy"].random.seed()
+        _reseed_numpy(loaded["numpy"].random, names)
     if "torch" in loaded:
         loaded["torch"].seed()
+
+
+def _reseed_numpy(random: Any, names: dict[str, Any]) -> None:
+    """Seed the global generator anew, and those among the names that were made without a seed.
+
+    The entropy of `SeedSequence()` has 128 bits; a seed of the program's own is kept.
+    """
+    random.seed()
+    kinds = [each for each in vars(random).values() if isinstance(each, type)]
+    for value in list(names.values()):
+        if any(type(value) is kind for kind in kinds):
+            bits = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", value)
+            seeds = getattr(bits, "seed_seq", None) or getattr(bits, "_seed_seq", None)
+            entropy = getattr(seeds, "entropy", None)
+            if isinstance(entropy, int) and entropy >> 64:
+                bits.state = type(bits)().state
 
 
 if __name__ == "ringfence_kernel":
