@@ -134,6 +134,31 @@ def test_what_one_side_changed_is_taken_and_what_both_changed_is_a_conflict(
     assert () == again.changes
 
 
+@settings(max_examples=60, deadline=None)
+@given(base=TREES, ours=TREES, theirs=TREES, prefer=st.sampled_from(["ours", "theirs"]))
+def test_a_preferred_side_wins_conflicts_and_nothing_else(
+    base: Files, ours: Files, theirs: Files, prefer: str
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        plain, chosen = (write(Path(directory) / name, ours) for name in ("plain", "chosen"))
+        found, taken = merge(plain, base, theirs), merge(chosen, base, theirs, prefer)
+        after, after_choice = read(plain), read(chosen)
+
+    if found.is_applied:
+        assert after == after_choice
+    assert taken.is_applied or prefer == "theirs"  # which removes nothing that it does not know
+
+
+def test_a_preferred_side_keeps_lines_that_only_the_other_changed(tmp_path: Path) -> None:
+    base, ours, theirs = "1\n2\n3\n4\n5\n", "1\n2\n3\n4\nfive\n", "one\n2\n3\n4\n5\n"
+    for prefer in ("ours", "theirs"):
+        root = write(tmp_path / prefer, {"a": ours})
+        (root / "a").chmod(0o755)
+        assert merge(root, {"a": base}, {"a": theirs}, prefer).is_applied
+        assert {"a": "one\n2\n3\n4\nfive\n"} == read(root)
+        assert 0o755 == (root / "a").stat().st_mode & 0o777
+
+
 @settings(max_examples=40, deadline=None)
 @given(sides=st.tuples(*[st.lists(st.sampled_from("abcde"), max_size=12)] * 3))
 def test_texts_are_merged_as_git_merges_them(sides: tuple[list[str], ...]) -> None:

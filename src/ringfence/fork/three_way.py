@@ -58,7 +58,8 @@ class Plan:
         base: The tree that both sides come from.
         ours: The target.
         theirs: The branch.
-        prefer: `ours` or `theirs`: the side that wins where both changed a path; None: that is a conflict.
+        prefer: `ours` or `theirs`: the side that wins where there is a conflict; None: that is told. Text
+            that merges without one is merged.
     """
 
     def __init__(
@@ -161,12 +162,14 @@ class Plan:
             was = self._base.entries[source]  # an earlier merge has moved it
         elif source is not None and now is None and self._take_change_along(path, source, new):
             return
-        if now == was or self._prefer == "theirs":
+        if now == was:
             self._take(path, new, now)
         elif self._is_content(was, now, new):
             assert was is not None
             assert now is not None
             self._merge(path, was, now, new)
+        elif self._prefer == "theirs":
+            self._take(path, new, now)
         elif is_directory(now) and is_directory(new):
             return  # both made it, or changed its mode: the target's is kept
         elif now is None:
@@ -227,6 +230,8 @@ class Plan:
 
     def _merge(self, path: str, was: Entry, now: Entry, new: Entry) -> None:
         mode = _mode(was, now, new)
+        if mode is None and self._prefer:
+            mode = new[2] if self._prefer == "theirs" else now[2]
         if mode is None:
             self._conflict(path, "both sides changed its mode, each in another way")
         elif now[3] == new[3] or new[3] == was[3]:
@@ -239,7 +244,9 @@ class Plan:
         else:
             texts = [read(side, path, MOST_TEXT_BYTES) for side in self._sides]
             merged = self._merger.merge(texts[0], texts[1], texts[2])
-            if merged is None:
+            if merged is None and self._prefer == "theirs":
+                self._take(path, (FILE, new[1], mode, new[3]), now)
+            elif merged is None:
                 self._conflict(path, self._merger.reason)
             elif merged != texts[1] or mode != now[2]:
                 entry = (FILE, len(merged), mode, b"")

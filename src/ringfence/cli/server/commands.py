@@ -314,7 +314,7 @@ MERGE = Command(
         Option(
             "prefer",
             "SIDE",
-            "where both sides changed a path: keep ours (the target's) or take theirs (SANDBOX's)",
+            "where there is a conflict: keep ours (the target's) or take theirs (SANDBOX's)",
             words="ours theirs",
         ),
         Option("dry-run", "", "only show what would change"),
