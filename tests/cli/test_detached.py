@@ -77,6 +77,29 @@ def test_a_wrong_option_starts_nothing(state: Path) -> None:
     assert not state.exists()
 
 
+def test_a_directory_of_something_else_gets_no_file(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    other.chmod(0o755)
+    (other / "file").touch()
+    refused = ringfence_command("serve", "--detach", "--state-dir", str(other))
+
+    assert (125, b"") == (refused.returncode, refused.stdout)
+    assert b"'file' in it is not a server's" in refused.stderr
+    assert ["file"] == os.listdir(other)
+
+
+def test_an_empty_directory_that_others_enter_is_made_private(tmp_path: Path) -> None:
+    state = tmp_path / "empty"
+    state.mkdir()
+    state.chmod(0o755)
+    started = ringfence_command("serve", "--detach", "--state-dir", str(state))
+    stopped = ringfence_command("serve", "--stop", "--state-dir", str(state))
+
+    assert (0, b"stopped\n") == (started.returncode, stopped.stdout), started.stderr
+    assert 0o700 == state.stat().st_mode & 0o777
+
+
 @pytest.mark.full
 def test_stopping_ends_it(state: Path) -> None:
     ringfence_command("serve", "--detach", "--state-dir", str(state))

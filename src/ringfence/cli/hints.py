@@ -130,6 +130,8 @@ COMMANDS_OF_OTHERS = spread(
         "system prune": "use `ringfence image prune` or `ringfence template prune`",
         "events": "use `ringfence logs SANDBOX`",
         "config": "use `ringfence serve --config FILE`; docs/reference/http-api.md lists its keys",
+        "diff": "did you mean changes?",
+        "branch clone": "did you mean fork?",
         "init": "setup is complete; `ringfence doctor` shows what works on this host",
         "login": "`ringfence image pull` takes --user, or the login of Docker or Podman",
     }

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from ..errors import BackendUnavailable, BadJson, InvalidRequest
+from ..errors import BackendUnavailable, BadJson, InvalidRequest, IoError
 from ..model.base.checks import parse_duration
 from .options import no_arguments, parse
 from .request import whole_number
@@ -97,9 +97,17 @@ def _detach(argv: Sequence[str], state_dir: str, lines: int) -> int:
     """Start a server that outlives this command, and wait until it listens or has failed."""
     import subprocess
 
-    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    from ..store.directory import make_private
+
     path = os.path.join(state_dir, "serve.log")
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    place = make_private(state_dir)  # before anything is written there
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        log = os.open("serve.log", flags, 0o600, dir_fd=place)
+    except OSError as exc:
+        raise IoError(f"{path}: {exc.strerror}", field="state_dir") from exc
+    finally:
+        os.close(place)
     begin = os.fstat(log).st_size
     # -P: a module of the current directory is not taken for one of ours.
     command = [sys.executable, "-P", "-m", "ringfence", "serve", *argv]

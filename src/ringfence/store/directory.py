@@ -36,16 +36,13 @@ class StateDirectory:
         self.path = os.path.abspath(path)
         self._fd = self._lock_fd = -1
         try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-            self._fd = os.open(self.path, _DIRECTORY)
-            _make_private(self._fd, self.path)
+            self._fd = make_private(self.path)
             self.identity = identity_of(self._fd)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock_fd = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
         except OSError as exc:
             self._let_go()
-            what, hint = f"{self.path}: {exc.strerror}", "a directory that this user may write"
-            raise IoError(what, field="state_dir", hint=hint) from exc
+            raise _unusable(self.path, exc) from exc
         self._owner = os.getpid()
         try:
             # flock, not fcntl: it also keeps out a second holder in this very process.
@@ -135,13 +132,34 @@ def _say_who(fd: int) -> None:
             raise
 
 
-def _make_private(fd: int, path: str) -> None:
-    """Narrow the modes of the directory and of what is in it.
+def make_private(path: str) -> int:
+    """Make the directory where it is not there, narrow its modes and those of what is in it.
+
+    Returns:
+        A descriptor of the directory.
 
     Raises:
-        PermissionError: Others may write to it, and so may have put anything there; or they may enter
-            it, and it has content and never was a state directory.
+        IoError: It cannot be made; others may write to it, and so may have put anything there; or they
+            may enter it, and it has content and never was a state directory.
     """
+    fd = -1
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        fd = os.open(path, _DIRECTORY)
+        _narrow(fd, path)
+    except OSError as exc:
+        if fd >= 0:
+            os.close(fd)
+        raise _unusable(path, exc) from exc
+    return fd
+
+
+def _unusable(path: str, exc: OSError) -> IoError:
+    hint = "a directory that this user may write"
+    return IoError(f"{path}: {exc.strerror}", field="state_dir", hint=hint)
+
+
+def _narrow(fd: int, path: str) -> None:
     info = os.fstat(fd)
     if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user", path)

@@ -282,7 +282,7 @@ FORK = Command(
     "Make new sandboxes with the files of a sandbox and what runs in it now.",
     arguments="[OPTIONS] SANDBOX",
     options=(
-        Option("n", "N", "number of forks, 1 to 1000; default: 1"),
+        Option("n", "N", "number of forks, 1 to 1000; default: 1", short="n"),
         Option(
             "processes",
             "WHAT",
