@@ -62,19 +62,21 @@ class Trees(ConformanceBase):
         os.close(os.open("leaf", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=fd))
         os.close(fd)
 
-        sandbox.files.upload_tree(str(tmp_path / "up"), "tree")
-        sandbox.files.download_tree("tree", str(tmp_path / "down"))
+        try:
+            sandbox.files.upload_tree(str(tmp_path / "up"), "tree")
+            sandbox.files.download_tree("tree", str(tmp_path / "down"))
 
-        fd = os.open(tmp_path / "down", os.O_RDONLY)
-        for _ in range(_DEEP):
-            below = os.open("deep", os.O_RDONLY, dir_fd=fd)
+            fd = os.open(tmp_path / "down", os.O_RDONLY)
+            for _ in range(_DEEP):
+                below = os.open("deep", os.O_RDONLY, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            assert ["leaf"] == os.listdir(fd)
             os.close(fd)
-            fd = below
-        assert ["leaf"] == os.listdir(fd)
-        os.close(fd)
-        sandbox.files.remove("tree", recursive=True)
-        for each in ("up", "down"):
-            remove(str(tmp_path / each), one_file_system=False)
+            sandbox.files.remove("tree", recursive=True)
+        finally:  # pytest cannot remove them, and fails
+            for each in os.listdir(tmp_path):
+                remove(str(tmp_path / each), one_file_system=False)
 
     def test_uploading_again_replaces_files(self, sandbox: Lab, tmp_path: Path) -> None:
         tree = tmp_path / "up"
