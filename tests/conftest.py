@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
-from tests.leaks import Census, parentage, take_census, wait_for_calm
+from tests.leaks import Census, parentage, take_census, too_deep, wait_for_calm
 from tests.passes import Claims, is_left_out, is_of_another_gear
 
 # How long an example takes says how busy the machine is, and nothing of the code.
@@ -97,7 +97,9 @@ def _close_shared_backends() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_leaks(pytestconfig: pytest.Config) -> Iterator[None]:
+def nothing_leaks(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """What the whole run leaves on the machine: nothing that was not there before."""
     if os.environ.get("RINGFENCE_TEST_CLUSTER"):
         yield  # other suites run beside this one, as the same user
@@ -110,6 +112,7 @@ def nothing_leaks(pytestconfig: pytest.Config) -> Iterator[None]:
         elsewhere.close()
     _close_shared_backends()
     grown = wait_for_calm(before, patience_s=_PATIENCE_S)
+    grown += [("deep tree", path) for path in too_deep(str(tmp_path_factory.getbasetemp()))]
     if grown:
         lines = "\n".join(f"  {kind}: {thing}{parentage(kind, thing)}" for kind, thing in grown)
         pytest.fail(f"the test run left behind:\n{lines}", pytrace=False)

@@ -63,6 +63,23 @@ def wait_for_calm(
         time.sleep(0.05)
 
 
+def too_deep(top: str, most: int = 500) -> list[str]:
+    """Find directories so deep that pytest, which removes by recursion, fails in a later run."""
+    found, below = [], [(top, 0)]
+    while below:
+        path, depth = below.pop()
+        if depth == most:
+            found.append(path[: len(top) + 80])
+            continue
+        try:
+            with os.scandir(path) as entries:
+                inner = [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue  # another user's
+        below += [(each, depth + 1) for each in inner]
+    return found
+
+
 def parentage(kind: str, thing: str) -> str:
     """Describe the parent of a process of a census; empty for all else."""
     stat = _stat(int(thing.split()[0])) if "process" == kind else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.features import require
-from tests.leaks import Census, take_census, wait_for_calm
+from tests.leaks import Census, take_census, too_deep, wait_for_calm
 from tests.native.outside import until
 
 
@@ -42,6 +42,14 @@ def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "ringfence-scratch").mkdir()
 
     assert [str(tmp_path / "ringfence-scratch")] == _paths_below(tmp_path, before)
+
+
+def test_a_tree_too_deep_for_pytest_is_noticed(tmp_path: Path) -> None:
+    inner = tmp_path / "/".join(["d"] * 20)
+    inner.mkdir(parents=True)
+
+    assert [str(inner)[: len(str(tmp_path)) + 80]] == too_deep(str(tmp_path), most=20)
+    assert [] == too_deep(str(tmp_path), most=21)
 
 
 @pytest.mark.root
