@@ -487,3 +487,15 @@ def test_a_subclass_with_a_way_of_its_own_is_pickled() -> None:
     assert 7 == pickle.loads(pickle.dumps(Handle()))
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(Plain())
+
+
+def test_each_object_that_a_user_holds_says_what_it_is() -> None:
+    with R.Sandbox.create() as sandbox:
+        process, context = sandbox.start(["cat"], stream_stdin=True), sandbox.context()
+        with R.race(sandbox, ["true", "exit 3"], pick="best") as found, sandbox.mark() as mark:
+            held = [sandbox, process, context, mark, found, *found.outcomes, found.winner]
+            assert [] == [repr(each) for each in held if " object at 0x" in repr(each)]
+        assert f"<Process {process.id} running>" == repr(process)
+        process.kill()
+        process.wait(10)
+        assert f"<Process {process.id} ended>" == repr(process)

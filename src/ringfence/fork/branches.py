@@ -148,6 +148,9 @@ class Race:
     def __init__(self, winners: list[Any], outcomes: list[Outcome]) -> None:
         self.winners, self.outcomes = winners, outcomes
 
+    def __repr__(self) -> str:
+        return f"<Race winners={self.winners} outcomes={self.outcomes}>"
+
     @property
     def winner(self) -> Any:
         """Return the best branch; None where no attempt was accepted."""

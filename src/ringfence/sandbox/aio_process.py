@@ -28,6 +28,9 @@ class AsyncProcess:
         self.stdout = AsyncStream(process.stdout)
         self.stderr = AsyncStream(process.stderr)
 
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._process)[1:]}"
+
     @property
     def running(self) -> bool:
         """True until the process has ended."""

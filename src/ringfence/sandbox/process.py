@@ -38,6 +38,9 @@ class Process:
         self.stdin = StdinWriter(pump) if stdin_open else None
         self.future: Future[ExecResult] = reactor().drive(pump)
 
+    def __repr__(self) -> str:
+        return f"<Process {self.id} {'running' if self.running else 'ended'}>"
+
     @property
     def running(self) -> bool:
         """True until the process has ended."""
