@@ -59,6 +59,18 @@ if os.environ.get("RINGFENCE_TEST_ALL_OF") == "ssh":
         """Everything."""
 
 
+def test_memory_is_sampled_there(host: Host) -> None:
+    grows = "kept = []\nwhile True: kept.append(b'x' * (1 << 20))"
+    with Sandbox.create(backend=host.backend(), limits={"memory_bytes": 256 << 20}) as sandbox:
+        assert "oom" == sandbox.exec(["python3", "-c", grows], timeout_s=60).killed_by
+        assert b"on\n" == sandbox.exec(["echo", "on"]).stdout
+        status = {each.name: (each.status, each.why) for each in sandbox.protections()}
+    assert "degraded" == status["memory_limit"][0]
+    assert "sampled" in status["pids_limit"][1]
+    with pytest.raises(Unsupported, match="no cgroup on the far host"):
+        Sandbox.create(backend=host.backend(), limits={"pids": 32})
+
+
 def marked() -> list[int]:
     """Processes on the far host, which is this one, that a test has started there."""
     found = []

@@ -57,7 +57,10 @@ class Agent(FileRequests):
         self.signal_fd = signals.signalfd([signal.SIGCHLD])
         self.execs = Execs(groups, counts_cpu=settings["counts_cpu"])
         self.watchdog = Watchdog(
-            self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
+            self.execs,
+            pids=settings["pids"],
+            memory_bytes=settings["memory_bytes"],
+            owns_root=settings["own_kernel"],
         )
         self.flows: list[flows.Flow] = []
         self.listeners = {each.fd: each for each in listeners if each.fd >= 0}

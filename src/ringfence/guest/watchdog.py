@@ -7,6 +7,7 @@ import os
 import time
 
 from ..launcher import wire
+from ..launcher.pid1 import processes
 from . import looking
 from .execs import LOOK_S, Exec, Execs, send
 
@@ -24,10 +25,14 @@ class Watchdog:
 
     Args:
         memory_bytes: Of processes, and of files in the root; 0: nothing is watched.
+        owns_root: The root is the sandbox's own, and in memory.
     """
 
-    def __init__(self, execs: Execs, *, pids: int, memory_bytes: int) -> None:
+    def __init__(
+        self, execs: Execs, *, pids: int, memory_bytes: int, owns_root: bool = True
+    ) -> None:
         self._execs, self._pids, self._memory_bytes = execs, pids, memory_bytes
+        self._owns_root = owns_root
         self._next_look = 0.0
         self._freed_by, self._least, self._most = 0.0, 0, 0  # while memory is being freed
         self._is_half_full = False  # with processes: a bomb is at its limit for moments only
@@ -54,7 +59,10 @@ class Watchdog:
         self._bound_processes()
         self._bound_memory()
         is_soon = self._is_half_full or self._most
-        self._next_look, self._execs.unseen_s = now + (LOOK_S if is_soon else _EVERY_S), 0.0
+        pause_s = LOOK_S if is_soon else _EVERY_S
+        if not self._owns_root:  # a closer look must not become what the sandbox mostly does
+            pause_s = max(pause_s, 4 * (time.monotonic() - now))
+        self._next_look, self._execs.unseen_s = now + pause_s, 0.0
 
     def settle(self) -> None:
         """Let there be no more processes than there may be, before somebody counts them."""
@@ -94,15 +102,23 @@ class Watchdog:
             return
         killed = {run.number for run in self._execs.running.values() if run.killed_by}
         sizes = {
-            number: sum(map(looking.resident, self._execs.groups.members(number)))
+            number: self._size_of(self._execs.groups.members(number))
             for number in self._execs.numbers()
             if number not in killed
         }
         living = sum(sizes.values()) + looking.resident(os.getpid()) + self.file_bytes()
-        if sizes and (living > self._memory_bytes or not self._is_freeing(used)):
+        is_over = living > self._memory_bytes
+        if sizes and (is_over or (self._owns_root and not self._is_freeing(used))):
             self._most = 0
             largest = max(sizes, key=sizes.__getitem__)
             self._execs.kill(largest, wire.KILLED_BY_MEMORY_WATCHDOG)
+
+    def _size_of(self, pids: list[int]) -> int:
+        """Add up their memory; on the host's kernel without what forked processes share."""
+        resident = {pid: looking.resident(pid) for pid in pids}
+        if self._owns_root:
+            return sum(resident.values())
+        return sum(processes.look_closer(resident).values())
 
     def _is_freeing(self, used: int) -> bool:
         """Return whether the excess may be of ended processes: living ones alone are below the limit."""
@@ -118,5 +134,7 @@ class Watchdog:
 
     def file_bytes(self) -> int:
         """Read how much files in the root take."""
+        if not self._owns_root:
+            return 0
         usage = os.statvfs("/")
         return (usage.f_blocks - usage.f_bfree) * usage.f_frsize

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ..local.mounts.trusted import Trusted
 
 _READY_S = 60.0
-LEAST_MEMORY = (32 << 20, "the agent lives in it too")
 
 
 class CommandBackend(AgentBackend):
@@ -90,9 +89,8 @@ class CommandBackend(AgentBackend):
                 self.held += ("network_bytes",) if self.lets_in else ()
                 self.can_stop = group.can_freeze
                 self.saves = self.lets_in and self.can_stop
-                if layout.version:
-                    self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
-                else:
+                self.least = {**self.least, "memory_bytes": limits.LEAST_MEMORY}
+                if not layout.version:
                     self.no_limits = f"no cgroup may be used here: {layout.why}"
                 self._layout = layout
             return self._layout
@@ -203,6 +201,7 @@ class CommandBackend(AgentBackend):
         process: subprocess.Popen[bytes] | None = None
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
+        size = sizes(spec, host())
         try:
             told = settings(
                 spec,
@@ -212,8 +211,9 @@ class CommandBackend(AgentBackend):
                 covered=[*template.masked(), AGENT, *self.launcher.anew] if isolated else [],
                 anew=isolated and not self.lets_in,
                 # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.
-                processes=sizes(spec, host()).pids + 4 if slot and layout.version else 0,
+                processes=size.pids + 4 if slot and layout.version else 0,
                 unix_sockets=not shows_the_host(spec),
+                samples=(0, 0) if layout.version else (size.pids, size.memory_bytes),
             )
             wire.send(ours, told)
             words = {**made.words, "uid": str(uid)}

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from .stream import StreamBackend, StreamSandbox
 
-_CAN = (can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT, can.OPEN_FILES_LIMIT)
+_CAN = (
+    *(can.LOCAL_PROCESS_SANDBOX, can.NETWORK_NONE, can.PTY, can.CONNECT),
+    *(can.OPEN_FILES_LIMIT, can.MEMORY_LIMIT),
+)
 _ELSEWHERE = "the sandbox is on another host, which has none of this one's files"
 _NO_RULES = "the far host does not go through the egress engine"
 _NO_CGROUP = "none: Ringfence has no cgroup on the far host"
@@ -36,10 +39,11 @@ _CANNOT = {
     can.PREWARM: _NOBODY,
     can.IMAGE: "the far host's programs are shown",
     can.GPU: _NOBODY,
-    **dict.fromkeys((can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT), _NO_CGROUP),
+    **dict.fromkeys((can.CPU_LIMIT, can.PIDS_LIMIT), _NO_CGROUP),
     **dict.fromkeys((can.DISK_QUOTA, can.INODE_QUOTA, can.IO_LIMIT), _NO_CGROUP),
 }
-_LIMITS = (can.MEMORY_LIMIT, can.CPU_LIMIT, can.PIDS_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA)
+_LIMITS = (can.CPU_LIMIT, can.DISK_QUOTA, can.INODE_QUOTA)
+_SAMPLED = "sampled by the far agent every 50 ms: Ringfence has no cgroup there"
 _FIXED = ("-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes")
 
 
@@ -127,6 +131,11 @@ class FarReader(ContainedReader):
             if each.name != "process_trees"
         ]
         found += [Protection(name, DEGRADED, _NO_CGROUP) for name in _LIMITS]
+        memory = "" if self.sandbox.spec.limits.memory_bytes else "none asked for; else "
+        found += [
+            Protection(can.MEMORY_LIMIT, DEGRADED, memory + _SAMPLED),
+            Protection(can.PIDS_LIMIT, DEGRADED, f"{_SAMPLED}, which a fork bomb outruns"),
+        ]
         trees = self.process_trees()
         return (*found, *([Protection("process_trees", *trees)] if trees else ()))
 

@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 
     from ...model.spec import SandboxSpec
 
+LEAST_MEMORY = (32 << 20, "the agent lives in it too")
 _SHELL = "/bin/sh"
 _WAITS = 'read -r _ <&1; exec "$@" >&2'  # its shells know numbers of one digit
 _OWN_PROCESSES = 1  # the launcher's, besides PID 1
 
 
 def held(layout: cgroups.Layout) -> tuple[str, ...]:
-    """Which limits can be had, by their names in `Limits`."""
+    """Which limits can be had, by their names in `Limits`.
+
+    Without a cgroup the agent samples memory and processes; a fork bomb is faster than that.
+    """
     if not layout.version:
-        return ()
+        return ("memory_bytes",)
     return ("memory_bytes", "pids", *(("cpus",) if layout.has("cpu") else ()))
 
 

@@ -142,7 +142,7 @@ class CommandReader(ContainedReader):
 
     def _held(self, value: int | None, text: str) -> Verdict:
         if not self.sandbox.group.version:
-            return degraded(f"none: {self.sandbox.owner.no_limits}")
+            return degraded(f"sampled every 50 ms: {self.sandbox.owner.no_limits}")
         if value is None or value >= _NO_LIMIT:
             return missing("the cgroup has none")
         return enforced(text)
@@ -154,13 +154,15 @@ class CommandReader(ContainedReader):
 
     def pids_limit(self) -> Verdict:
         group = self.sandbox.group
+        if not group.version:
+            return degraded(f"sampled, which a fork bomb outruns: {self.sandbox.owner.no_limits}")
         found, own = pids_limit(group), "the launcher's own included"
         return self._held(found, f"{found}, {own}, by cgroup v{group.version}")
 
     def cpu_limit(self) -> Verdict:
         group, found = self.sandbox.group, cpu_limit(self.sandbox.group)
         if not group.version:
-            return self._held(None, "")
+            return degraded(f"none: {self.sandbox.owner.no_limits}")
         if not self.sandbox.spec.limits.cpus:
             return None
         if found is None:

@@ -29,11 +29,13 @@ from ..local.answers import answer
 from ..local.host import identity
 from ..local.launched import last_words, room_for_words
 from ..local.mounts import template
+from ..local.sizes import DEFAULT_PIDS
 from .far import FarLauncher
+from .limits import LEAST_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ...egress.host.client import Egress
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from ..local.protections import Reader
 
 _READY_S = 60.0
+_ANY_MEMORY = 1 << 60  # how much the far host has is not known
 _PATIENCE_S = 10.0
 _PIECE = 1 << 16
 _MOST_HELLO = 1 << 16
@@ -81,7 +84,8 @@ class StreamBackend(AgentBackend):
     not_root = "a launcher maps one user, without root"
     no_images = "the far host's programs are shown"
     no_rules = "the far host does not go through the egress engine"
-    held = ("open_files",)
+    held = ("open_files", "memory_bytes")
+    least: Mapping[str, tuple[int, str]] = {**AgentBackend.least, "memory_bytes": LEAST_MEMORY}
 
     def __init__(
         self,
@@ -131,10 +135,15 @@ class StreamBackend(AgentBackend):
             far.close()
             facts, rest = self._hello(near, process, errors)
             line = _Line(near, rest)
-            wire.send(
-                line.control,
-                settings(spec, uid, filtered=True, policy=self.policies.get(spec.profile)),
+            limits = spec.limits
+            told = settings(
+                spec,
+                uid,
+                filtered=True,
+                policy=self.policies.get(spec.profile),
+                samples=(limits.pids or DEFAULT_PIDS, limits.memory_bytes or _ANY_MEMORY),
             )
+            wire.send(line.control, told)
             answer(line.control, _READY_S)
             line.control.settimeout(None)
             mounts = own_mounts(spec)

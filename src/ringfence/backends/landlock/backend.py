@@ -15,7 +15,7 @@ from ...model.session import ResolvedMount
 from ...model.spec import OS_HARDENED
 from ...policy.landlock import SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL
 from ..command import limits
-from ..command.backend import LEAST_MEMORY, CommandBackend
+from ..command.backend import CommandBackend
 from ..command.launchers import Launcher
 from ..local.agents.agents import make_workdir, own_mounts, settings
 from ..local.agents.inside import descendants
@@ -73,9 +73,8 @@ class LandlockBackend(CommandBackend):
 
     def layout(self) -> cgroups.Layout:
         found = super().layout()
-        # Without a cgroup memory is sampled, and each fork waits for the agent if there is a limit.
-        self.held = tuple(dict.fromkeys((*self.held, "memory_bytes", "pids", "network_bytes")))
-        self.least = {**self.least, "memory_bytes": LEAST_MEMORY}
+        # Without a cgroup each fork waits for the agent if there is a limit of processes.
+        self.held = tuple(dict.fromkeys((*self.held, "pids", "network_bytes")))
         self.saves = True
         return found
 
@@ -161,14 +160,12 @@ class LandlockBackend(CommandBackend):
             policy=self.policies.get(spec.profile),
             processes=size.pids + 4 if slot else 0,
             by_init=True,
+            samples=(0, 0) if is_counted else (size.pids, size.memory_bytes),
         )
         roots = [*made.writable, *(m.target for m in rules.shown(spec) if m.is_writable)]
         own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
         return {
             **told,
-            # Sampled where no cgroup does it.
-            "pids": 0 if is_counted else size.pids,
-            "memory_bytes": 0 if is_counted else size.memory_bytes,
             "ids": slot or (-1 if host().uid == 0 else 0),
             "ruleset": handled,
             "rules": [

@@ -21,7 +21,6 @@ from .. import users
 from ..agent import Agent
 from ..execs import OomScore
 from ..tags import Tags, tag_of
-from ..watchdog import Watchdog
 from . import asking, inet_diag, metadata
 from .forks import Forks
 from .shared_memory import Segments, SharedMemory
@@ -344,13 +343,6 @@ class LandlockTags(Tags):
         return [pid for pid in self._of_all() if processes.tag_of(pid) == wanted]
 
 
-class LandlockWatchdog(Watchdog):
-    """Samples processes and their memory only: the root is the host's."""
-
-    def file_bytes(self) -> int:
-        return 0
-
-
 class _Guardian:
     """End of the guardian, as the agent's listener: then the agent kills all, and ends."""
 
@@ -378,9 +370,6 @@ class LandlockAgent(Agent):
         guardian = _Guardian(watched, settings["tag_base"])
         super().__init__(control, settings, groups, guardian, asked)
         self.sockets = sockets
-        self.watchdog = LandlockWatchdog(
-            self.execs, pids=settings["pids"], memory_bytes=settings["memory_bytes"]
-        )
         self.file_locks = None  # /proc/locks is the whole host's
 
     def _by_child(

@@ -279,6 +279,7 @@ def settings(
     by_init: bool = False,
     room: Room | None = None,
     policy: SeccompPolicy | None = None,
+    samples: tuple[int, int] = (0, 0),
 ) -> Settings:
     """Build the agent's settings, for an agent on the host's kernel.
 
@@ -291,6 +292,7 @@ def settings(
         unix_sockets: Unix sockets are harmless: no host directory, which may hold sockets, is mounted.
         by_init: The agent makes every connection.
         policy: System-call policy of a profile that was defined at run time.
+        samples: Most processes, and bytes of memory, where the agent samples them; 0: it does not.
     """
     files = spec.limits.open_files or DEFAULT_OPEN_FILES
     filtered = filtered and wants_filter(spec)
@@ -305,8 +307,8 @@ def settings(
         "own_kernel": False,
         "uid": uid,
         "id_map": "",
-        "pids": 0,
-        "memory_bytes": 0,
+        "pids": samples[0],
+        "memory_bytes": samples[1],
         "counts_cpu": False,
         "rlimits": [(which, most, most) for which, most in limits.items()],
         "seccomp": _filter(
