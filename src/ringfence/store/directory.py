@@ -155,7 +155,7 @@ def make_private(path: str) -> int:
 
 
 def _unusable(path: str, exc: OSError) -> IoError:
-    hint = "a directory that this user may write"
+    hint = "name a new directory, in one that this user may write"
     return IoError(f"{path}: {exc.strerror}", field="state_dir", hint=hint)
 
 
@@ -164,7 +164,7 @@ def _narrow(fd: int, path: str) -> None:
     if info.st_uid != os.geteuid():
         raise PermissionError(1, "belongs to another user", path)
     if info.st_mode & 0o022:
-        raise PermissionError(1, "other users can write to it (fix: chmod 700)", path)
+        raise PermissionError(1, "other users can write to it", path)
     entries = [entry for entry in os.scandir(fd) if entry.name != "lost+found"]
     # Regular ones: /var has a symlink `lock`.
     is_ours = not entries or any(
@@ -173,7 +173,7 @@ def _narrow(fd: int, path: str) -> None:
     if info.st_mode & 0o077:
         if not is_ours:
             why = f"other users can enter it, and {entries[0].name!r} in it is not a server's"
-            raise PermissionError(1, f"{why} (fix: name a new directory, or chmod 700)", path)
+            raise PermissionError(1, why, path)
         os.fchmod(fd, 0o700)
     for entry in entries if is_ours else ():
         mode = entry.stat(follow_symlinks=False).st_mode
