@@ -81,6 +81,7 @@ OPTIONS = spread(
 _OF_SERVE = spread(
     {
         "--port --host --bind -p --address": "use --listen 127.0.0.1:7878",
+        "--socket --unix --uds": "the unix socket is in --state-dir: ringfence.sock",
         "--daemon -d --background -D": "use --detach",
         "--data-dir --dir": "use --state-dir DIR",
         "--verbose -v --debug": "use --log-level debug",

@@ -129,6 +129,8 @@ def read_address(where: str) -> tuple[str, int]:
         hint = f"as {host or '127.0.0.1'}:7878" if where == host else "as 127.0.0.1:7878"
         if host in ("", "*") and where != host:
             hint = "as 127.0.0.1:7878; for every address of this host 0.0.0.0:7878"
+        if where.startswith(("unix:", "/", "fd:")):
+            hint = "TCP only; the unix socket is always there, in --state-dir"
         what = f"{where!r} is not ADDRESS:PORT"
         digits = port.removeprefix("-")
         is_number = digits.isascii() and digits.isdigit()
