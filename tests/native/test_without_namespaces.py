@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -372,25 +373,26 @@ echo t > $TMPDIR/t
 
 def test_a_snapshot_copies_its_own_directories_at_one_moment(tmp_path: Path) -> None:
     """Names are those of other backends, so that snapshots compare; programs go on afterwards."""
-    backend = LandlockBackend(state_dir=str(tmp_path / "saved"))
-    with Sandbox.create(backend=backend) as made:
-        assert made.shell(TREE).ok
-        counts = made.start(["sh", "-c", COUNTS])
-        saved = made.snapshot()
-        made.files.write("d/f", b"second")
-        changed = {each.path: each.change for each in made.changes(saved.id).items}
-        made.suspend()
-        still = made.snapshot()
-        made.resume()
-        counted = len(made.files.read("counted"))
-        while len(made.files.read("counted")) == counted:
-            pass
-        counts.kill()
-    with Sandbox.restore(saved.id, backend=backend) as restored:
-        told = restored.shell("cat linked sym $TMPDIR/t; stat -c '%a %h %F' d d/f d/p")
-    for each in (saved, still):
-        backend.delete_snapshot(each.id)
-    backend.close()
+    with closing(LandlockBackend(state_dir=str(tmp_path / "saved"))) as backend:
+        with Sandbox.create(backend=backend) as made:
+            assert made.shell(TREE).ok
+            counts = made.start(["sh", "-c", COUNTS])
+            while not made.files.exists("counted"):
+                pass
+            saved = made.snapshot()
+            made.files.write("d/f", b"second")
+            changed = {each.path: each.change for each in made.changes(saved.id).items}
+            made.suspend()
+            still = made.snapshot()
+            made.resume()
+            counted = len(made.files.read("counted"))
+            while len(made.files.read("counted")) == counted:
+                pass
+            counts.kill()
+        with Sandbox.restore(saved.id, backend=backend) as restored:
+            told = restored.shell("cat linked sym $TMPDIR/t; stat -c '%a %h %F' d d/f d/p")
+        for each in (saved, still):
+            backend.delete_snapshot(each.id)
 
     assert "changed" == changed["/home/sandbox/d/f"]
     assert [
