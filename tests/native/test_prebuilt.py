@@ -366,9 +366,14 @@ def test_a_refused_request_uses_up_nothing(backend: NativeBackend, tmp_path: Pat
         assert prebuilt == init_pid(sandbox)
 
 
-def test_it_died_meanwhile(backend: NativeBackend) -> None:
-    """The create gets a new one."""
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_it_died_meanwhile(
+    backend: NativeBackend, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The create gets a new one, also where it is faster than the thread that hears of the end."""
     prebuilt = prebuilt_after(backend)
+    if not is_heard:
+        monkeypatch.setattr(backend.prebuilder, "hear", lambda *_: None)
     pinned = pin([prebuilt])
     os.kill(prebuilt, signal.SIGKILL)
     assert [] == survivors(pinned, GONE_WITHIN_S)

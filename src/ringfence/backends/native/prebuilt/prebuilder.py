@@ -55,6 +55,7 @@ class Complete(Prebuilt):
         super().__init__(plan["id"], draft.request.kind, first_host_id, zygote, control)
         self._owner, self.plan, self.limits, self.base = owner, plan, draft.spec.limits, base
         self.directories, self.values = plan["cgroup_dirs"], plan["cgroup_values"]
+        self._has_ended = False
 
     def fits(self, request: Request) -> bool:
         """Return whether the plan of `request` is likely to be equal; `bind` compares the plans."""
@@ -71,9 +72,11 @@ class Complete(Prebuilt):
         try:
             wire.send(self.control, ("wake",))
         except OSError:
-            pass  # it has ended; whoever reads from it is told so
+            self._has_ended = True
 
     def bind(self, plan: Plan, _shape: Shape, _pinned: list[int]) -> wire.Socket:
+        if self._has_ended:  # its ready message can be read nevertheless
+            raise SandboxLost("the prebuilt sandbox has ended")
         if not are_equal(plan, self.plan):
             raise SandboxLost("the prebuilt sandbox does not match the plan")
         plan["tag_key"], plan["seccomp"] = self.plan["tag_key"], self.plan["seccomp"]
