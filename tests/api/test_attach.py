@@ -137,6 +137,7 @@ def test_pipes_input_its_end_and_both_streams(daemon: Daemon, sandbox: Sandbox) 
     assert (b"one " + bytes(200_000), b"done\n") == (pipes.out, pipes.err)
 
 
+@pytest.mark.timeout(300)  # 10 s alone, and over 120 beside three other passes
 def test_a_client_that_drops_fifty_times(daemon: Daemon, sandbox: Sandbox) -> None:
     dice = random.Random(9)
     exec_id = sandbox.start(CHATTER)
