@@ -77,7 +77,7 @@ ON_SERVER: list[tuple[str, str, str]] = [
     ("fork {snapshot}", "{snapshot}", "create --snapshot"),
     ("fork {id} --n 0", "--n", "between 1 and 1000"),
     ("fork {id} --n two", "'two'", "--n 3"),
-    ("fork {id} -n 2", "-n", "did you mean --n?"),
+    ("fork {id} -n two", "'two'", "--n 3"),
     ("fork {id} --processes maybe", "'maybe'", "auto, none or required"),
     ("fork {id} --label team", "'team'", "NAME=value"),
     ("merge {fork}", "--base", "ringfence snapshot list"),
