@@ -409,6 +409,19 @@ def test_the_deadline_of_a_sandbox_reads_the_same_each_time(client: Client, box:
     assert 1 == len(ends)
 
 
+def test_a_sandbox_without_a_timeout_lives_for_five_minutes(client: Client) -> None:
+    made = client.api("POST", "/v2/sandboxes", json={"templateID": "base"})
+    assert 201 == made.status_code, made.text
+    at = f"/sandboxes/{made.json()['sandboxID']}"
+    found = client.api("GET", at).json()
+    begun, end = (
+        datetime.fromisoformat(found[name].replace("Z", "+00:00"))
+        for name in ("startedAt", "endAt")
+    )
+    assert 299 <= (end - begun).total_seconds() <= 301
+    assert 204 == client.api("DELETE", at).status_code
+
+
 def test_sudo_gives_no_rights(box: Box) -> None:
     assert "sandbox set\n" == _text(
         box.run("echo $(sudo -n -u root whoami) $(A=1 sudo A=set printenv A)")

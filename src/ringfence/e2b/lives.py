@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 WOKEN_S = 300.0  # for what a request wakes
 _PAUSED_S = 365 * 86_400.0  # that a sandbox which is to end in time may stay paused
 _SHORTEST_S = 1.0
-_DEFAULT_S, _MOST_S = 15, 366 * 86_400  # seconds; E2B's API without a timeout
+# Without a timeout E2B documents five minutes; its newest SDKs leave it to the server.
+_DEFAULT_S, _MOST_S = 300, 366 * 86_400
 _OF_TEMPLATES = ("profile", "python_env", "allow_degraded", "mounts", "memory_dir")
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ def box() -> Iterator[Sandbox]:
     """A sandbox of the SDK."""
     with Sandbox.create(timeout=120, metadata={"a": "b"}, envs={"GREETING": "hi"}) as made:
         yield made
+
+
+def test_five_minutes_are_the_default_of_each_version() -> None:
+    with Sandbox.create() as box:
+        info = box.get_info()
+        assert 299 <= (info.end_at - info.started_at).total_seconds() <= 301
+        box.pause()
+        assert 299 <= _left_s(box.connect()) <= 301
+
+
+def _left_s(box: Sandbox) -> float:
+    end = box.get_info().end_at
+    return float((end - datetime.now(end.tzinfo)).total_seconds())
 
 
 def test_life(box: Sandbox) -> None:
