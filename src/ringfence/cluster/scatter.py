@@ -43,6 +43,7 @@ _HEARTBEAT_S = 15.0
 _MICRO = 1_000_000
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(.*)\})? (.+)")
 _MOST_PAGE = 100
+_PLACE = re.compile("([0-9a-f]{8})=([0-9a-z-]{1,64})")
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -433,9 +434,11 @@ def _places(last_id: bytes) -> dict[str, str] | None:
     """How far each node was read; None where that cannot be told."""
     try:
         text = base64.b64decode(last_id, altchars=b"-_", validate=True).decode()
-        return dict(each.split("=", 1) for each in text.split(",")) if text else {}
     except (binascii.Error, UnicodeError, ValueError):
         return None
+    # Places are sent to nodes as header fields: only what a stream can have told is.
+    found = [_PLACE.fullmatch(each) for each in text.split(",")] if text else []
+    return {each[1]: each[2] for each in found if each} if all(found) else None
 
 
 def _micro(event: Form) -> int:

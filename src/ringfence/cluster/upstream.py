@@ -79,20 +79,28 @@ class Pool:
         *,
         is_new: bool = False,
     ) -> Answer:
-        """Send the head of a request, and the body if there is one."""
-        connection = None if is_new else self._take(address)
-        is_reused = connection is not None
-        if connection is None:
-            connection = await _connect(address, self)
+        """Send the head of a request, and the body if there is one.
+
+        Raises:
+            InvalidRequest: The target or a header could be read as more than one; nothing was sent.
+            NotSent: There is no connection.
+        """
         if not _TARGET.fullmatch(target):
-            # A line break in it would be read as a request of its own.
             raise InvalidRequest("has characters that no address has", field="path")
         lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]
         lines += [b"%b: %b\r\n" % each for each in headers]
         if body is not None and (body or method not in (b"GET", b"HEAD", b"DELETE")):
             lines.append(b"content-length: %d\r\n" % len(body))
+        head = b"".join(lines)
+        # A node reads what follows a line break as a header, or as a request, of the gateway's own.
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
+            raise InvalidRequest("has a line break or a null byte", field="headers")
+        connection = None if is_new else self._take(address)
+        is_reused = connection is not None
+        if connection is None:
+            connection = await _connect(address, self)
         answer = connection.begin(method, is_reused)
-        connection.transport.write(b"".join([*lines, b"\r\n", body or b""]))
+        connection.transport.write(b"".join((head, b"\r\n", body or b"")))
         return answer
 
     def _take(self, address: str) -> _Connection | None:
