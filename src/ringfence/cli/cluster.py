@@ -35,8 +35,9 @@ def cluster(argv: Sequence[str]) -> int:
             text = admin.up(given.get("join", ""))
             if "json" not in given:
                 sys.stdout.write(text)
-        _show(given, _directory(given), start=True)
-    elif words == ["status"]:
+        directory = _directory(given)
+        return _report_missing(directory, _show(given, directory, start=True))
+    if words == ["status"]:
         _show(given, _directory(given))
     else:
         ended = admin.down(_directory(given))
@@ -129,13 +130,25 @@ def _show_left(as_json: bool, left: list[dict[str, Any]]) -> None:
     show(("SANDBOX", "OWNER", "OUTCOME", "SNAPSHOT OR REASON"), rows)
 
 
-def _show(given: dict[str, Any], directory: Directory, *, start: bool = False) -> None:
+def _report_missing(directory: Directory, found: list[dict[str, Any]]) -> int:
+    """Report Ray nodes without a server; 1 if there are any."""
+    missing = directory.ray_nodes().keys() - {each["ray_id"] for each in found}
+    if not missing:
+        return 0
+    print(f"{len(missing)} Ray nodes have no server yet: see `ringfence nodes`", file=sys.stderr)
+    return 1
+
+
+def _show(
+    given: dict[str, Any], directory: Directory, *, start: bool = False
+) -> list[dict[str, Any]]:
+    """Print the nodes; the forms that were printed."""
     from ..cluster import admin
 
     found = admin.start(directory) if start else admin.nodes(directory)
     if "json" in given:
         print(json.dumps(found))
-        return
+        return found
     from .tables import plain, show
 
     heads = ("NODE", "HOST", "STATUS", "SANDBOXES", "LOAD", "FREE", "TIERS", "BACKENDS")
@@ -151,3 +164,4 @@ def _show(given: dict[str, Any], directory: Directory, *, start: bool = False) -
     show(heads, rows)
     for tag, why in admin.troubles(directory).items():
         print(f"node {tag} does not start: {plain(why)}", file=sys.stderr)
+    return found

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
-from ..errors import BackendUnavailable, NotFound, ServerUnreachable
+from ..errors import BackendUnavailable, InvalidRequest, NotFound, ServerUnreachable
 from . import node, scaler
 from .directory import Directory
+from .nodes import ANSWERS, REFUSED, probe
 from .scaling import BY_OPERATOR
 
 TYPE_CHECKING = False
@@ -33,7 +34,11 @@ def up(join: str = "") -> str:
 
     Raises:
         BackendUnavailable: Ray is not installed, or does not start.
+        InvalidRequest: `join` is no address.
+        ServerUnreachable: No head listens there.
     """
+    if join:
+        check_head(join)
     beside = os.path.join(os.path.dirname(sys.executable), "ray")
     program = beside if os.path.exists(beside) else shutil.which("ray")
     if program is None:
@@ -52,9 +57,25 @@ def up(join: str = "") -> str:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         why = lines[-1] if lines else f"it ended with {done.returncode}"
-        hint = "`ray status` shows what runs here; `ray stop` ends it"
+        hint = "`ringfence cluster up --address auto` uses a Ray that runs here; `ray stop` ends it"
         raise BackendUnavailable(f"`ray start` failed: {why}", hint=hint)
     return done.stdout
+
+
+def check_head(address: str) -> None:
+    """Check that something listens at an address: `ray start` tries one where nothing does for minutes.
+
+    Raises:
+        InvalidRequest: It is not HOST:PORT.
+        ServerUnreachable: Nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise InvalidRequest("is not HOST:PORT of a head, such as 10.0.0.5:6379", field="join")
+    if (found := probe(host.strip("[]"), int(port))) != ANSWERS:
+        why = "refuses connections" if found == REFUSED else "does not answer"
+        hint = "`ringfence cluster up` on the head prints its address; look at the firewall between both"
+        raise ServerUnreachable(f"{address} {why}: no Ray head is there", hint=hint)
 
 
 def start(directory: Directory) -> list[dict[str, Any]]:
@@ -184,4 +205,14 @@ def down(directory: Directory) -> int:
     return len(actors)
 
 
-__all__ = ["down", "drain", "nodes", "settle", "start", "troubles", "up", "wait_drained"]
+__all__ = [
+    "check_head",
+    "down",
+    "drain",
+    "nodes",
+    "settle",
+    "start",
+    "troubles",
+    "up",
+    "wait_drained",
+]

@@ -129,7 +129,9 @@ class Shard:
     def __init__(self, name: str, ray_id: str, index: int, count: int) -> None:
         self._directory, self._ray_id, self._count = Directory(name), ray_id, count
         config = self._directory.config()
-        self._base = config.pop("base", "") or os.path.join(state_directory(), "nodes", name)
+        default = os.path.join(state_directory(), "nodes", name)
+        self._base = config.pop("base", "") or default
+        self._above = state_directory() if self._base == default else os.path.dirname(self._base)
         self._config = config
         self._raylet = os.getppid()
         self._beat, self._facts_at, self._started_at = 0, 0.0, 0
@@ -238,7 +240,11 @@ class Shard:
             self._become_another()
         self._heard_at = time.monotonic()
         self._drains = self._directory.get(f"drain/{self._tag}") is not None
-        os.makedirs(self._place, mode=0o700, exist_ok=True)
+        try:
+            make_private(self._above, self._place)
+        except OSError as exc:
+            self._directory.put(f"trouble/{self._tag}", f"state directory: {exc}".encode())
+            return
         try:
             state = self._state()
         except (OSError, http.client.HTTPException):
@@ -432,6 +438,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def make_private(above: str, place: str) -> None:
+    """Make a directory, and those between it and one above it, for this user alone.
+
+    A gateway of this machine has its own state in the upper one, and refuses one that others may enter.
+
+    Args:
+        above: A state directory.
+        place: A daemon's, below it.
+    """
+    parts = os.path.relpath(place, above).split(os.sep)
+    for count in range(len(parts) + 1):  # the mode of `makedirs` is that of the last part alone
+        os.makedirs(os.path.join(above, *parts[:count]), mode=0o700, exist_ok=True)
+
+
 def _environment() -> dict[str, str]:
     """The environment without what Ray sets for its workers."""
     left = ("RAY_", "OMP_NUM_THREADS", "LD_PRELOAD")
@@ -457,4 +477,4 @@ def _images() -> list[str]:
         return []
 
 
-__all__ = ["Node", "ensure", "find"]
+__all__ = ["Node", "ensure", "find", "make_private"]
