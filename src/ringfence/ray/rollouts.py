@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from ..errors import InvalidRequest, RingfenceError, SandboxLost
+from ..model.base import checks
 from .sandbox import Sandbox
 
 TYPE_CHECKING = False
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .sandbox import CreateParts
+
+
+_MOST_AT_ONCE, _MOST_RETRIES, _MOST_CPUS = 1_000_000, 1_000_000, 1e6
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def map_sandboxes(
     *,
     concurrency: int | None = None,
     retries: int = 2,
-    retry_on: tuple[type[Exception], ...] = (),
+    retry_on: type[Exception] | tuple[type[Exception], ...] = (),
     progress: Callable[[Progress], None] | None = None,
     results: str = "list",
     on_error: str = "raise",
@@ -56,13 +60,13 @@ def map_sandboxes(
         concurrency: Items at once; None is one for each processor that the cluster has now.
         retries: How often an item is tried again whose node, process or sandbox was lost, or whose
             error says that it is retryable.
-        retry_on: Errors of `fn` that are tried again, too.
+        retry_on: Errors of `fn` that are tried again, too: a class or several.
         progress: Called in this process after each item.
         results: `list`, in the order of `items`, or `dataset`: a `ray.data` dataset of
             `{"item": …, "result": …, "error": …}`.
         on_error: `raise` the first error and cancel the rest, or `return` errors in place of results.
         sandbox: Options of `Sandbox.create`.
-        num_cpus: What Ray reserves for each item.
+        num_cpus: What Ray reserves for each item; one node must have it.
 
     Raises:
         InvalidRequest: An option is not one of those above.
@@ -74,13 +78,32 @@ def map_sandboxes(
     ):
         if value not in known:
             raise InvalidRequest(f"{value!r} is not one of {', '.join(known)}", field=name)
-    work = _Work(fn, [*items], dict(sandbox or {}), num_cpus, retries, retry_on)
-    work.run(concurrency or _processors(), progress, is_strict=on_error == "raise")
+    # With less than one at once it would wait for ever.
+    if concurrency is not None:
+        checks.integer(concurrency, "concurrency", 1, _MOST_AT_ONCE)
+    checks.integer(retries, "retries", 0, _MOST_RETRIES)
+    checks.number(num_cpus, "num_cpus", 0.0, _MOST_CPUS)
+    for each in _classes(retry_on):
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            raise InvalidRequest(f"{each!r} is no class of exceptions", field="retry_on")
+    if progress is not None and not callable(progress):
+        raise InvalidRequest("is not callable", field="progress")
+    options = {**checks.instance({} if sandbox is None else sandbox, "sandbox", dict)}
+    work = _Work(fn, [*items], options, num_cpus, retries, _classes(retry_on))
+    work.run(
+        _processors() if concurrency is None else concurrency,
+        progress,
+        is_strict=on_error == "raise",
+    )
     if results == "list":
         return [work.outcomes[place] for place in range(len(work.items))]
     import ray.data
 
     return ray.data.from_items([work.row(place) for place in range(len(work.items))])
+
+
+def _classes(given: Any) -> tuple[Any, ...]:
+    return (given,) if isinstance(given, type) else checks.items(given, "retry_on")
 
 
 class _Work:

@@ -135,6 +135,8 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if not hasattr(LocalSandbox, name):  # `hasattr` and completion ask for any name
+            raise AttributeError(f"a sandbox has no attribute {name!r}", name=name, obj=self)
         if name in calls.VALUES:
             return self._call(name, (), {})
         calls.check(name)

@@ -195,6 +195,36 @@ def test_a_function_over_many_items(cluster: Any, tmp_path: Path) -> None:
         map_sandboxes(_flaky, items, on_error="ignore")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": 0}, "concurrency: must be between 1"),
+        ({"concurrency": -1}, "concurrency: must be between 1"),
+        ({"retries": -1}, "retries: must be between 0"),
+        ({"num_cpus": -1}, "num_cpus: must be between 0"),
+        ({"retry_on": ["OSError"]}, "retry_on: 'OSError' is no class of exceptions"),
+        ({"progress": 5}, "progress: is not callable"),
+        ({"sandbox": 5}, "sandbox: must be a dict"),
+    ],
+)
+def test_a_mistaken_option_is_refused_before_anything_runs(
+    cluster: Any, options: dict[str, Any], message: str
+) -> None:
+    """With fewer than one item at once it waited for ever."""
+    with pytest.raises(InvalidRequest, match=message):
+        map_sandboxes(lambda _sandbox, item: item, [1], **options)
+
+
+def test_one_class_of_errors_is_tried_again(cluster: Any, tmp_path: Path) -> None:
+    def fails_once(_sandbox: Any, path: Path) -> str:
+        if not path.exists():
+            path.touch()
+            raise OSError
+        return "done"
+
+    assert ["done"] == map_sandboxes(fails_once, [tmp_path / "tried"], retry_on=OSError)
+
+
 def test_results_as_a_dataset(cluster: Any) -> None:
     dataset = map_sandboxes(_square, [2, 3], results="dataset")
 
