@@ -17,6 +17,7 @@ from ..api.service import Service
 from ..errors import InvalidRequest, LifecycleError, NotFound, RingfenceError
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
+from ..model.base import checks
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
 from ..model.create import CreateRequest
@@ -209,16 +210,17 @@ class Gateway:
         key = inbound.header(b"idempotency-key")
         names = [key_name(inbound.caller.client, "sandbox", key), id_name(asked.spec.id or "")]
         need = need_of(asked.spec, asked.backend)
-        near = asked.snapshot_id or ""
         self._check_unused(asked.spec.id)
-        await self._place(inbound, need, names, near, asked.spec.template)
+        near, template = asked.snapshot_id or "", asked.spec.template
+        await self._place(inbound, need, names, near, template, named=asked.spec.id or "")
 
     async def _acquire(self, inbound: Inbound) -> None:
         try:
             form = json_object(loads(inbound.body or b""), "body")
             spec = SandboxSpec.from_json(form.get("spec", {}))
             options = AcquireOptions.from_json(form.get("options", {}))
-            client = form.get("client_id") or inbound.caller.client
+            asked = form.get("client_id")
+            client = checks.text(asked, "client_id") if asked else inbound.caller.client
         except RingfenceError:
             await self._refused(inbound)
             return
@@ -227,7 +229,7 @@ class Gateway:
         need = need_of(spec, options.preferred_backend)
         near = options.snapshot_id or preferred
         self._check_unused(preferred)
-        await self._place(inbound, need, names, near, spec.template, client)
+        await self._place(inbound, need, names, near, spec.template, client, preferred)
 
     async def _place(
         self,
@@ -237,10 +239,29 @@ class Gateway:
         near: str,
         template: str,
         client: str = "",
+        named: str = "",
     ) -> None:
-        """Have a node make a sandbox: the one that `near` names, or one that has its template."""
+        """Have a node make a sandbox: the one that `near` names, or one that has its template.
+
+        Args:
+            named: The id that the client chose. One that names a node is looked for on that node alone.
+
+        Raises:
+            InvalidRequest: The id names another node than the one that can make it.
+        """
         node = await self._behind.templates.source(template, inbound.caller, client) or ""
+        at = self._named(named)
+        if at and (node_of(near) or node or at) != at:
+            hint = "leave the id out, or choose one that does not look like the server's own"
+            why = "names another node than the snapshot or template"
+            raise InvalidRequest(why, field="id", hint=hint)
+        node = at or node
         await self._behind.placer.place(Placing(inbound, need, names, near, node))
+
+    def _named(self, any_id: str) -> str:
+        """The node that an id of a client's choice names; empty where no such node is there."""
+        found = self._behind.nodes.find(node_of(any_id))
+        return "" if found is None else found.tag
 
     def _check_unused(self, any_id: str | None) -> None:
         """Raise for the id of a lost sandbox that its owner can resume, as a server does for one that lives."""
@@ -269,7 +290,9 @@ class Gateway:
             await self._refused(inbound)
             return
         need = Need(tier=asked.tier, memory_bytes=(asked.memory_mb or 0) * _MIB)
-        await self._behind.placer.place(Placing(inbound, need, [id_name(asked.id or "")]))
+        any_id = asked.id or ""
+        placing = Placing(inbound, need, [id_name(any_id)], node=self._named(any_id))
+        await self._behind.placer.place(placing)
 
 
 def _part_in(scope: Scope, names: Collection[str]) -> str:

@@ -43,6 +43,7 @@ _HEARTBEAT_S = 15.0
 _MICRO = 1_000_000
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(.*)\})? (.+)")
 _MOST_PAGE = 100
+_DIGITS = re.compile("[0-9]{1,19}")
 _PLACE = re.compile("([0-9a-f]{8})=([0-9a-z-]{1,64})")
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -124,7 +125,8 @@ class Scatter:
         """
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = query.get("limit", [str(_MOST_PAGE)])[-1]
-        most = int(given) if given.isdigit() else _MOST_PAGE
+        # The nodes say what is wrong with another one.
+        most = int(given) if _DIGITS.fullmatch(given) else _MOST_PAGE
         pages = await self.ask_all(scope, "GET", target_of(scope))
         items = sorted((item for page in pages for item in page["items"]), key=lambda it: it[key])
         more = len(items) > most or any(page["next_cursor"] for page in pages)
@@ -283,7 +285,7 @@ class Scatter:
         """
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         since = query.get("since", ["0"])[-1]
-        if set(query) - {"since", "follow"} or not since.isdigit():
+        if set(query) - {"since", "follow"} or not _DIGITS.fullmatch(since):
             # The node says what is wrong with it.
             await self.ask(self._nodes.any(), scope, "GET", target_of(scope))
             raise InvalidRequest("is not a number", field="since")

@@ -10,6 +10,8 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +42,7 @@ from ringfence.errors import (
     Unauthenticated,
 )
 from ringfence.model.base.ids import node_of
+from ringfence.model.spec import SandboxSpec
 
 from .conftest import node_options
 
@@ -257,6 +260,53 @@ def _created(client: Client) -> str:
         return client.create().id
     except QuotaExceeded:
         return ""
+
+
+def test_an_id_of_ones_choice_that_names_a_node_is_made_there(
+    cluster: Any, gateway: Gateway
+) -> None:
+    """Placed elsewhere, its owner would not find it: requests go to the node in the id."""
+    with Client(gateway.unix) as client:
+        tags = [each["node"] for each in _nodes(cluster)]
+        for tag in tags:
+            ids = [f"mine-00000000-0000-7000-8000-{tag}000{i}" for i in range(4)]
+            made = [client.create(id=each) for each in ids]
+            assert ids == [client.get(each.id).id for each in made]
+            saved = made[0].snapshot().id
+            other = next(each for each in tags if each != tag)
+            elsewhere = SandboxSpec(id=f"mine-00000000-0000-7000-8000-{other}0000")
+            with pytest.raises(InvalidRequest, match="names another node"):
+                client.restore(saved, elsewhere)
+            client.delete_snapshot(saved)
+            for each in made:
+                each.terminate()
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/sandboxes?limit=%C2%B2", None),
+        (f"/v1/sandboxes?limit={'9' * 5000}", None),
+        ("/v1/snapshots?limit=%D9%A3", None),
+        ("/v1/events?since=%C2%B2", None),
+        (f"/v1/events?since={'9' * 5000}", None),
+        ("/v1/sessions", {"client_id": 5, "options": {"key": "once"}}),
+        ("/v1/sessions", {"client_id": ["ann"], "options": {"key": "once"}}),
+    ],
+)
+def test_what_no_gateway_can_read_is_refused_in_words(
+    gateway: Gateway, path: str, form: dict[str, Any] | None
+) -> None:
+    with Client(gateway.unix) as client:
+        key = client.make_key("ann")
+        fields = {"authorization": f"Bearer {key['key']}", "content-type": "application/json"}
+        body = None if form is None else json.dumps(form).encode()
+        request = urllib.request.Request(f"{gateway.tcp}{path}", body, fields)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
+        refused.value.close()
+        client.delete_key(key["id"])
+    assert 422 == refused.value.code
 
 
 def test_changes_reach_a_node_that_comes_later(cluster: Any, gateway: Gateway) -> None:

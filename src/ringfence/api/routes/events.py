@@ -44,7 +44,7 @@ async def events(
         found, _lost = await service.thread_pools.call(log.since, since)
         return await service.page([each for each in found if _mine(caller, each)])
     epoch, _, seq = last_event_id.rpartition("-")
-    anew = bool(last_event_id) and (epoch != log.epoch or not seq.isdigit())
+    anew = bool(last_event_id) and (epoch != log.epoch or not seq.isdecimal())
     after = 0 if anew else int(seq or since)
     return StreamingResponse(
         _stream(service, caller, after, anew),
