@@ -134,7 +134,7 @@ class FarReader(ContainedReader):
         memory = "" if self.sandbox.spec.limits.memory_bytes else "none asked for; else "
         found += [
             Protection(can.MEMORY_LIMIT, DEGRADED, memory + _SAMPLED),
-            Protection(can.PIDS_LIMIT, DEGRADED, f"{_SAMPLED}, which a fork bomb outruns"),
+            Protection(can.PIDS_LIMIT, DEGRADED, "none but samples, which a fork bomb outruns"),
         ]
         trees = self.process_trees()
         return (*found, *([Protection("process_trees", *trees)] if trees else ()))

@@ -155,7 +155,9 @@ class CommandReader(ContainedReader):
     def pids_limit(self) -> Verdict:
         group = self.sandbox.group
         if not group.version:
-            return degraded(f"sampled, which a fork bomb outruns: {self.sandbox.owner.no_limits}")
+            return degraded(
+                f"none but samples, which a fork bomb outruns: {self.sandbox.owner.no_limits}"
+            )
         found, own = pids_limit(group), "the launcher's own included"
         return self._held(found, f"{found}, {own}, by cgroup v{group.version}")
 
