@@ -22,6 +22,7 @@ SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_raylet_start_wait_time_s": "100",  # on a busy machine its agents take longer than 15 s
+    "RAY_agent_register_timeout_ms": "100000",  # and longer than 15 s to write their ports
     "RAY_prestart_worker_first_driver": "0",
 }
 os.environ |= SETTINGS
