@@ -40,9 +40,8 @@ class Shell:
         os.close(report)
         self._fd, self._count = report, 0
         self._streams = f"exec >&{fds[1]} 2>&{fds[2]}"  # what an earlier cell closed is back
-        self._give(
-            "set +o history +H; shopt -s execfail\n"
-        )  # what is sourced ends by a failed exec
+        # Without execfail a failed exec would end the shell, as it does where a file is read.
+        self._give("set +o history +H; shopt -s execfail\n")
 
     def _give(self, text: str) -> None:
         assert self._process.stdin is not None

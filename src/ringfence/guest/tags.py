@@ -8,7 +8,6 @@ with the sandbox, not with its exec.
 from __future__ import annotations
 
 import os
-import resource
 
 from ..launcher import wire
 from ..launcher.pid1 import processes
@@ -30,7 +29,15 @@ class Tags:
 
     def memory_bytes(self) -> int:
         """Add up the memory of all processes; shared memory counts once for each."""
-        return sum(_resident(pid) for pid in _others())
+        return sum(processes.resident_bytes(pid) for pid in self._all())
+
+    def own_bytes(self) -> int:
+        """Add it up with a closer look, which divides what forked processes share."""
+        resident = {pid: processes.resident_bytes(pid) for pid in self._all()}
+        return sum(processes.look_closer(resident).values())
+
+    def _all(self) -> list[int]:
+        return _others()
 
     def prepare(self) -> None:
         """Nothing."""
@@ -73,11 +80,6 @@ def tag_of(pid: int) -> int:
             word = line.split()[4]
             return int(word) if word.isdigit() else 0
     return 0
-
-
-def _resident(pid: int) -> int:
-    lines = _lines(f"/proc/{pid}/statm")
-    return int(lines[0].split()[1]) * resource.getpagesize() if lines else 0
 
 
 def _lines(path: str) -> list[str]:

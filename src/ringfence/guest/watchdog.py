@@ -97,6 +97,8 @@ class Watchdog:
 
     def _bound_memory(self) -> None:
         used = self.used_bytes()
+        if used > self._memory_bytes:
+            used = self._execs.groups.own_bytes() + self.file_bytes()
         if used <= self._memory_bytes:
             self._most = 0
             return
@@ -107,8 +109,7 @@ class Watchdog:
             if number not in killed
         }
         living = sum(sizes.values()) + looking.resident(os.getpid()) + self.file_bytes()
-        is_over = living > self._memory_bytes
-        if sizes and (is_over or (self._owns_root and not self._is_freeing(used))):
+        if sizes and (living > self._memory_bytes or not self._is_freeing(used)):
             self._most = 0
             largest = max(sizes, key=sizes.__getitem__)
             self._execs.kill(largest, wire.KILLED_BY_MEMORY_WATCHDOG)

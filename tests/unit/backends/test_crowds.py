@@ -31,6 +31,9 @@ class _Groups:
     def memory_bytes(self) -> int:
         return self.used
 
+    def own_bytes(self) -> int:
+        return self.memory_bytes()
+
     def members(self, number: int) -> list[int]:
         return self._members[number]
 
@@ -142,9 +145,27 @@ def test_nobody_dies_for_one_that_is_being_killed(
     assert wire.KILLED_BY_NOBODY == running[2].killed_by
 
 
-def _watching(process: subprocess.Popen[bytes], limit: int) -> tuple[_Groups, Watchdog]:
+@pytest.mark.parametrize(("own", "is_killed"), [(LIMIT + 1, True), (LIMIT, False)])
+def test_memory_that_no_exec_has_is_not_overlooked(
+    own: int, is_killed: bool, pair: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without a filter can leave its exec; what a closer look finds of all counts."""
+    groups, watchdog = _watching(pair[0], LIMIT, owns_root=False)
+    groups.used = 2 * LIMIT
+    monkeypatch.setattr(groups, "own_bytes", lambda: own)
+
+    watchdog.look()
+    watchdog._freed_by, watchdog._next_look = 0.0, 0.0  # as if its patience were over
+    watchdog.look()
+
+    assert is_killed == (wire.KILLED_BY_MEMORY_WATCHDOG == watchdog._execs.running[1].killed_by)
+
+
+def _watching(
+    process: subprocess.Popen[bytes], limit: int, *, owns_root: bool = True
+) -> tuple[_Groups, Watchdog]:
     groups: Any = _Groups({1: [process.pid]})
     execs = Execs(groups, counts_cpu=False)
     nobody: Any = None
     execs.running[1] = Exec(1, "sleep", 0, nobody, 0.0)
-    return groups, Watchdog(execs, pids=9, memory_bytes=limit)
+    return groups, Watchdog(execs, pids=9, memory_bytes=limit, owns_root=owns_root)

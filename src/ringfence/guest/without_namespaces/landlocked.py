@@ -321,7 +321,7 @@ class LandlockTags(Tags):
         super().__init__(key)
         self._base = base
 
-    def _of_all(self) -> list[int]:
+    def _all(self) -> list[int]:
         """Return all processes of the sandbox: none where we, their subreaper, have no child."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -332,15 +332,12 @@ class LandlockTags(Tags):
     def count(self) -> int:
         return count(self._base)
 
-    def memory_bytes(self) -> int:
-        return sum(processes.resident_bytes(pid) for pid in self._of_all())
-
     def enter(self, number: int) -> None:
         processes.set_tag(self._key, self._base - number)
 
     def members(self, number: int) -> list[int]:
         wanted = self._base - number
-        return [pid for pid in self._of_all() if processes.tag_of(pid) == wanted]
+        return [pid for pid in self._all() if processes.tag_of(pid) == wanted]
 
 
 class _Guardian:
