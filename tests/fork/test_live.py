@@ -284,6 +284,56 @@ def test_processes_go_on_under_their_ids(sandbox: Sandbox) -> None:
     assert b"a 1\nc 2\nend\n" == counter.wait(10).stdout
 
 
+_STOPS_NEXT = """
+import os, signal, time
+pid = os.getpid() + 1
+print(flush=True)
+while True:
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        break
+    except ProcessLookupError:
+        pass
+print(open(f'/proc/{pid}/comm').read(), end='', flush=True)
+time.sleep(0.5)
+os.kill(pid, signal.SIGCONT)
+signal.pause()
+"""
+
+
+def test_a_process_that_has_not_begun_its_program_is_waited_for() -> None:
+    """Until then it is a copy of PID 1, which maps files of the host's."""
+    for _ in range(20):
+        with Sandbox.create() as sandbox:
+            said = iter(sandbox.start(["python3", "-c", _STOPS_NEXT]).stdout)
+            assert b"\n" == next(said)
+            sandbox.start(["sleep", "1000"])
+            try:
+                (fork,) = sandbox.fork(1, processes="required")
+            except Unsupported as exc:  # it began on another processor before the signal came
+                if "it is suspended by a signal" not in exc.message:
+                    raise
+                continue
+            with fork:
+                assert b"ringfence-init\n" == next(said), "it was stopped before it began"
+                assert b"python3\nsleep\n" == fork.shell("cat /proc/[23]/comm").stdout
+            break
+    else:
+        pytest.fail("it always began before it was stopped")
+
+
+def test_a_suspended_process_is_refused_and_stays_suspended(sandbox: Sandbox) -> None:
+    sandbox.start(["sleep", "1000"])
+    state = "grep -q 'State:.T' /proc/2/status"
+    assert 0 == sandbox.shell(f"kill -STOP 2; until {state}; do :; done").exit_code
+    with pytest.raises(Unsupported, match=r"exec-1 cannot be copied: it is suspended by a signal"):
+        sandbox.fork(1, processes="required")
+    assert 0 == sandbox.shell(state).exit_code
+    assert 0 == sandbox.shell("kill -CONT 2").exit_code
+    (fork,) = sandbox.fork(1, processes="required")
+    fork.terminate()
+
+
 def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
     """With its epoll descriptor, its socket pair, and what was scheduled."""
     sandbox.run_code(
@@ -396,10 +446,13 @@ def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> Non
             fork.process(process.id)
     process.kill()
     process.wait()
-    sandbox.suspend()
-    with pytest.raises(Unsupported, match="suspended"):
-        sandbox.fork(processes="required")
-    sandbox.resume()
+    for background in ("", "sleep 1000 >/dev/null 2>&1 &"):
+        sandbox.shell(background)
+        sandbox.suspend()
+        with pytest.raises(Unsupported, match="suspended"):
+            sandbox.fork(processes="required")
+        sandbox.resume()
+    assert 0 == sandbox.shell("pkill sleep").exit_code
     assert context.hold()
     with pytest.raises(Unsupported, match="runs a cell"):
         sandbox.fork(processes="required")

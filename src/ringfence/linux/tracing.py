@@ -21,6 +21,7 @@ _GENERAL, _EXTENDED = 1, 0x202  # NT_PRSTATUS, NT_X86_XSTATE: include/uapi/linux
 _WALL = 0x40000000  # include/uapi/linux/wait.h
 _SIGINFO_BYTES, _MOST_PENDING = 128, 32
 _MOST_EXTENDED = 1 << 14
+_STOP_SIGNALS = frozenset((signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU))
 EVERY_SIGNAL = (1 << 64) - 1
 _NO_CALL = (1 << 64) - 1  # orig_rax of who is in no system call
 # include/uapi/linux/fs.h: ioctl, struct pm_scan_arg, categories of pages.
@@ -58,12 +59,13 @@ class Thread:
         registers, extended: As it was stopped; the second is the XSAVE area.
         mask: Signals that it blocks, bit 0 for signal 1.
         ends_with_us: It is a copy, which must not run.
+        is_suspended: A signal had stopped its process before; ptrace(2), "Group-stop".
     """
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self.registers: dict[str, int] = {}
-        self.ends_with_us = False
+        self.ends_with_us = self.is_suspended = False
         self.extended, self.mask = b"", 0
 
     def stop(self) -> None:
@@ -76,17 +78,19 @@ class Thread:
         _call(_INTERRUPT, self.tid)
         status = self.wait()
         if status >> 16 != _EVENT_STOP:  # a signal came first: it is put back
-            self._put_back(status)
+            status = self._put_back(status)
+        self.is_suspended = status >> 8 & 0x7F in _STOP_SIGNALS
         self.registers = ptrace.registers(self.tid)
         self.extended = _regset(self.tid, _EXTENDED, _MOST_EXTENDED)
         self.mask = self._mask()
 
-    def _put_back(self, status: int) -> None:
-        """Let it take the signal that it stopped for, and stop again before it runs."""
+    def _put_back(self, status: int) -> int:
+        """Let it take the signal that it stopped for, and stop again before it runs; the new status."""
         _call(_CONT, self.tid, 0, status >> 8 & 0x7F)
         status = self.wait()
         if status >> 16 != _EVENT_STOP:
             raise OSError(11, "signals keep arriving", str(self.tid))
+        return status
 
     def wait(self) -> int:
         """Its status when it next stands still.

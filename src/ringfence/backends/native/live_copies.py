@@ -13,6 +13,7 @@ from ...errors import IsolationError, SandboxLost, Unsupported
 from ...launcher import wire
 from ...launcher.live import steps
 from ...launcher.pid1.processes import TAG_BASE
+from ...model.state import State
 from ..local.answers import Refused, answer
 from ..optional import ProcessTemplate, WaitingCopy
 from .inner import namespace_fds_of, replay
@@ -239,6 +240,7 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
 
     Source: proc(5), children, CONFIG_PROC_CHILDREN.
     """
+    _wait_until_begun(sandbox, run)
     try:
         inside = int(sandbox.ask("pid", run.number)[0])
     except Refused as exc:
@@ -249,14 +251,37 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
     raise refused(f"{run.id} is not to be found")
 
 
+def _wait_until_begun(sandbox: NativeSandbox, run: LocalExec) -> None:
+    """Wait until an exec runs its program: before, it is a copy of PID 1, whose files are not inside.
+
+    Raises:
+        Unsupported: It does not begin, as something inside has stopped it.
+    """
+    give_up = time.monotonic() + _STOP_S
+    while b"0" == sandbox.ask("begun", run.number)[0]:
+        if time.monotonic() > give_up:
+            raise refused(f"{run.id} has not begun its program within {_STOP_S:.0f} s")
+        time.sleep(_PAUSE_S)
+
+
 def left_behind(sandbox: NativeSandbox) -> list[str]:
     """See `Forkable`. PID 1 adopts what the processes of an exec leave in the background."""
     sandbox.wait_for_helpers(_STOP_S)
+    is_suspended = sandbox.state is State.SUSPENDED
+    for run in [] if is_suspended else list(sandbox.runs.values()):
+        try:
+            _wait_until_begun(sandbox, run)  # while what may have stopped it still runs
+        except Unsupported:
+            pass  # said of that exec, when it is to be copied
     children = _children(sandbox.pid)
     others = {number: command for pid, number, command in children if _has_tag(pid)}
     runs, known = list(sandbox.runs.values()), set()
     if len(others) <= len(runs):
         return []
+    if is_suspended and runs:
+        raise refused(
+            "what runs cannot be copied: the sandbox is suspended"
+        )  # PID 1 answers nobody
     for run in runs:
         try:
             known.add(int(sandbox.ask("pid", run.number)[0]))

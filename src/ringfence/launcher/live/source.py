@@ -232,6 +232,8 @@ class Source:
                 except PermissionError:
                     raise CannotCopy("it is traced by another process") from None
                 self.stopped[tid] = thread
+                if thread.is_suspended:
+                    raise CannotCopy("it is suspended by a signal")
         if self.pid not in self.stopped:
             raise CannotCopy("its first thread has ended")
 

@@ -12,6 +12,7 @@ import _stat as stat
 import _struct as struct
 import errno
 import posix as os
+import select
 
 from ..machine_code import vforked
 from . import programs
@@ -85,6 +86,13 @@ def end_group(leader: int) -> None:
     if leader:
         os.kill(leader, signal.SIGKILL)
         os.waitpid(leader, 0)
+
+
+def has_begun(fd: int) -> bool:
+    """Return whether the child runs its program, or has ended: both close the other end of its pipe."""
+    poll = select.poll()
+    poll.register(fd, 0)  # POLLHUP is always told
+    return bool(poll.poll(0))
 
 
 def failure(fd: int) -> int:

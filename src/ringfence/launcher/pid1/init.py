@@ -328,6 +328,12 @@ class Init:
             raise ProcessLookupError(3, "the process has ended")
         return b"%d" % run.pid
 
+    def _do_begun(self, number: int) -> bytes:
+        """Answer 1 once an exec's first process has begun its program: until then it is a copy of ours."""
+        run = self.execs.get(number)
+        has_begun = run is None or run.failure_fd < 0 or forked.has_begun(run.failure_fd)
+        return b"%d" % has_begun
+
     def _spawn(
         self, run: Exec, argv: list[str], env: dict[str, str], actions: list[Any], leads: bool
     ) -> None:
