@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ringfence.api.access.middleware import PEER
+from ringfence.api.access.peer import PEER, Peer
 from ringfence.api.app import make_app
 from ringfence.api.service import Service
 from ringfence.sessions.manager import SessionManager
@@ -29,7 +29,7 @@ def post(service: Service, media_type: str) -> httpx.Response:
     app = make_app(service)
 
     async def local(scope: Any, receive: Any, send: Any) -> None:
-        scope["state"] = {PEER: 0}
+        scope["state"] = {PEER: Peer(0)}
         await app(scope, receive, send)
 
     async def main() -> httpx.Response:

@@ -88,19 +88,20 @@ class Proxy:
     ) -> Headers:
         """The headers of a request of the gateway's own to a node."""
         kept = without(given, _NOT_FORWARDED)
-        return [*kept, (b"host", b"localhost"), *self._seal(caller, method, target, request_id)]
+        return [*self._seal(caller, method, target, request_id), (b"host", b"localhost"), *kept]
 
     def _seal(self, caller: Caller, method: str, target: bytes, request_id: str) -> Headers:
+        """The header fields of the seal. They come first: whatever follows, the connection is a gateway's."""
         sealed = gateways.seal(self._secret, caller, method, target)
         own = [(gateways.HEADER.encode(), sealed)]
-        return [(b"x-request-id", request_id.encode()), *own] if request_id else own
+        return [*own, (b"x-request-id", request_id.encode())] if request_id else own
 
     def _headers(self, inbound: Inbound, method: str, caller: Caller) -> Headers:
         kept = without(inbound.scope["headers"], inbound.withheld)
         if not any(name == b"host" for name, _ in kept):
             kept.append((b"host", b"localhost"))
         request_id = inbound.scope["state"].get("request_id", "")
-        return kept + self._seal(caller, method, target_of(inbound.scope), request_id)
+        return self._seal(caller, method, target_of(inbound.scope), request_id) + kept
 
     async def pass_on(self, address: str, inbound: Inbound) -> None:
         """Pass a request on, and the answer back.

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from ..api.access.middleware import PEER
+from ..api.access.peer import PEER, Peer
 from ..api.bounds import Bounds
 from ..api.loop_share import InSlices, LoopShare
 
@@ -63,7 +63,7 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
             if uid not in (0, os.geteuid()):
                 self._refuse(b"403 Forbidden")
                 return
-            self.app_state = {**self.app_state, PEER: uid}
+            self.app_state = {**self.app_state, PEER: Peer(uid)}
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from ..api.access import gateways
 from ..api.access.caller import TOKEN, Caller
+from ..api.access.peer import note_gateway
 from ..api.access.permissions import WEBSOCKET
 from ..api.admission import Body
 from ..api.service import Service, settled
@@ -105,6 +106,7 @@ class _Passing(Passing[Door]):
         secret, header = self._service.settings.gateway_secret, self._headers.get(gateways.HEADER)
         if not secret or header is None:
             return None
+        note_gateway(self._state)
         query = self._scope.get("query_string", b"")
         target = self._scope["raw_path"] + (b"?" + query if query else b"")
         method = self._scope.get("method", WEBSOCKET)

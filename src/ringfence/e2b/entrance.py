@@ -17,7 +17,7 @@ from ..api import problems
 from ..api.access import origin_policy
 from ..api.access.audit import LONGEST_PATH
 from ..api.access.caller import ADMIN, READ_ONLY, TOKEN, USER, Caller
-from ..api.access.middleware import LOCAL, PEER
+from ..api.access.peer import PEER, local_caller
 from ..api.service import Service
 from ..errors import RingfenceError, SandboxLost, TooManyRequests
 from .call import ApiError
@@ -154,8 +154,8 @@ class Passing(Generic[E]):
         kind, _, text = self._headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or "x-api-key" in self._headers:
             text = self._headers.get("x-api-key", "")
-        if not text and PEER in self._state:
-            return Caller(LOCAL, ADMIN)
+        if not text and (local := local_caller(self._state)) is not None:
+            return local
         caller = self._service.authenticator.caller(text.strip()) if text else None
         if caller is None:
             raise ApiError(401, "the API key is missing or not valid")
@@ -193,7 +193,7 @@ class Passing(Generic[E]):
     @property
     def _peer(self) -> str:
         if PEER in self._state:
-            return f"uid {self._state[PEER]}"
+            return str(self._state[PEER])
         host, port = self._scope.get("client") or ("?", 0)
         return f"{host}:{port}"
 

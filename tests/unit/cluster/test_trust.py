@@ -9,6 +9,8 @@ import pytest
 from ringfence.api.access import gateways
 from ringfence.api.access.caller import TOKEN, Caller
 from ringfence.cluster.directory import check_version
+from ringfence.cluster.proxy import Proxy
+from ringfence.cluster.upstream import Pool
 from ringfence.errors import BackendUnavailable
 
 pytestmark = pytest.mark.anyone
@@ -39,6 +41,20 @@ def test_clocks_may_be_a_minute_apart_and_not_five(
     monkeypatch.setattr(time, "time", lambda: now + apart_s)
 
     assert opens == (gateways.unseal(SECRET, sealed, "GET", TARGET) is not None)
+
+
+def test_the_seal_is_the_first_header_field_that_a_node_reads() -> None:
+    """What a client wrote, whatever is in it, comes after the node knows that a gateway sends it."""
+    proxy = Proxy(Pool(None), SECRET)
+    given = [(b"last-event-id", b"1"), (gateways.HEADER.encode(), b"forged")]
+    fields = proxy.headers(CALLER, "GET", TARGET, "request-1", given)
+
+    assert gateways.HEADER.encode() == fields[0][0]
+    found = gateways.unseal(SECRET, fields[0][1].decode(), "GET", TARGET)
+    assert found is not None
+    assert CALLER.key_id == found.key_id
+    assert 1 == [name for name, _ in fields].count(fields[0][0])
+    assert (b"last-event-id", b"1") in fields
 
 
 @pytest.mark.parametrize("version", ["2.59.1", "2.61.0", "3.0.0", "2.6.0"])

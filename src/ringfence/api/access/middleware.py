@@ -27,13 +27,8 @@ from ..admission import Body
 from ..service import Caller, Service
 from . import gateways, origin_policy, permissions
 from .audit import LONGEST_PATH
-from .caller import ADMIN
 from .open_requests import OpenRequest
-
-PEER = "peer_uid"
-"""The key in a request's state under which the uid of a unix socket's peer is."""
-LOCAL = "local"
-"""The client of whoever comes through the unix socket."""
+from .peer import PEER, local_caller, note_gateway
 
 _KEY = "create a key with `ringfence keys create NAME`; send it as Authorization: Bearer KEY"
 _KEY_ENDED = "the key was removed, was rotated or has expired"
@@ -168,6 +163,7 @@ class _Passing:
         secret, header = self._service.settings.gateway_secret, self._headers.get(gateways.HEADER)
         if not secret or header is None:
             return None
+        note_gateway(self._state)
         scope = self._scope
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
@@ -189,8 +185,8 @@ class _Passing:
             if self._service.authenticator.is_due:
                 self._service.thread_pools.later(self._flush)
             return found
-        if PEER in self._state:
-            return Caller(LOCAL, ADMIN)
+        if (local := local_caller(self._state)) is not None:
+            return local
         raise Unauthenticated("the request has no API key", hint=_KEY)
 
     def _flush(self) -> None:
@@ -367,6 +363,6 @@ class _Passing:
 
 def _peer(scope: Scope, state: dict[str, Any]) -> str:
     if PEER in state:
-        return f"uid {state[PEER]}"
+        return str(state[PEER])
     client = scope.get("client")
     return f"{client[0]}:{client[1]}" if client else "?"
