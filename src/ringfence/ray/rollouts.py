@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,8 @@ def map_sandboxes(
             `{"item": …, "result": …, "error": …}`.
         on_error: `raise` the first error and cancel the rest, or `return` errors in place of results.
         sandbox: Options of `Sandbox.create`.
-        num_cpus: What Ray reserves for each item; one node must have it.
+        num_cpus: What Ray reserves for each item; one node must have it. If none has, a warning
+            says so, and the items wait for one that an autoscaler adds.
 
     Raises:
         InvalidRequest: An option is not one of those above.
@@ -88,6 +90,7 @@ def map_sandboxes(
             raise InvalidRequest(f"{each!r} is no class of exceptions", field="retry_on")
     if progress is not None and not callable(progress):
         raise InvalidRequest("is not callable", field="progress")
+    _warn_without_node(num_cpus)
     options = {**checks.instance({} if sandbox is None else sandbox, "sandbox", dict)}
     work = _Work(fn, [*items], options, num_cpus, retries, _classes(retry_on))
     work.run(
@@ -100,6 +103,16 @@ def map_sandboxes(
     import ray.data
 
     return ray.data.from_items([work.row(place) for place in range(len(work.items))])
+
+
+def _warn_without_node(num_cpus: float) -> None:
+    sizes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    if num_cpus > (most := max(sizes, default=0.0)):
+        warnings.warn(
+            f"num_cpus: no node has {num_cpus:g} CPUs, the largest has {most:g}: "
+            "the items wait until Ray adds one",
+            stacklevel=3,
+        )
 
 
 def _classes(given: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import runpy
+import warnings
 from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,16 @@ def test_a_mistaken_option_is_refused_before_anything_runs(
     """With fewer than one item at once it waited for ever."""
     with pytest.raises(InvalidRequest, match=message):
         map_sandboxes(lambda _sandbox, item: item, [1], **options)
+
+
+def test_a_wait_for_a_node_that_is_not_there_is_announced(cluster: Any) -> None:
+    """Ray itself says it in a log, if at all."""
+    message = r"num_cpus: no node has 9 CPUs, the largest has 2: the items wait until Ray adds one"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=message):
+            map_sandboxes(_square, [1], num_cpus=9)
+    assert [4] == map_sandboxes(_square, [2], num_cpus=2)
 
 
 def test_one_class_of_errors_is_tried_again(cluster: Any, tmp_path: Path) -> None:
