@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from ringfence.api.access.peer import PEER, Peer
 from ringfence.api.app import make_app
@@ -24,9 +25,9 @@ def service() -> Iterator[Service]:
         made.thread_pools.close()
 
 
-def post(service: Service, media_type: str) -> httpx.Response:
+def post(service: Service, media_type: str, behind: Any = None) -> httpx.Response:
     """Ask for a sandbox as the owner of the unix socket would."""
-    app = make_app(service)
+    app = make_app(service, behind)
 
     async def local(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {PEER: Peer(0)}
@@ -63,4 +64,18 @@ def test_a_bug_is_a_problem_on_both_ways(
     assert answered.headers["x-request-id"]
     assert any("POST /v1/sandboxes failed" in each.message for each in caplog.records)
     assert 'status="500"' in service.requests.render(0)
+    assert 0 == service.admission.now
+
+
+def test_a_client_that_leaves_is_nobodys_fault(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def behind(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ClientDisconnect
+
+    answered = post(service, "application/json", lambda _app: behind)
+
+    assert 499 == answered.status_code
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+    assert 'status="499"' in service.requests.render(0)
     assert 0 == service.admission.now

@@ -8,9 +8,11 @@ import json
 import time
 from dataclasses import dataclass, field, replace
 
+from starlette.requests import ClientDisconnect
+
 from ..api.access import gateways
 from ..api.access.caller import USER
-from ..errors import ResourceExhausted, RingfenceError, ServerUnreachable
+from ..errors import ResourceExhausted, RingfenceError
 from ..model.base.ids import node_of
 from .bindings import Binding
 from .nodes import LOOK_S, NoNodes
@@ -134,12 +136,12 @@ class Placer:
         """Wait until another try is worth it.
 
         Raises:
-            ServerUnreachable: The client went away.
+            ClientDisconnect: The client went away.
         """
         leaving = asyncio.ensure_future(inbound.receive())
         try:
             if (await asyncio.wait((leaving,), timeout=LOOK_S))[0]:
-                raise ServerUnreachable("the client went away")
+                raise ClientDisconnect
         finally:
             leaving.cancel()
 
@@ -274,6 +276,7 @@ async def _answered(answer: Any, receive: Any) -> Whole:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             answer.abort()  # the node undoes what nobody waits for
+            raise ClientDisconnect
         content = await waiting
     finally:
         for task in (waiting, leaving):
@@ -285,13 +288,13 @@ async def read_whole(receive: Any) -> bytes:
     """The whole body, which `receive` bounds.
 
     Raises:
-        ServerUnreachable: The client went away.
+        ClientDisconnect: The client went away.
     """
     pieces = []
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise ServerUnreachable("the client went away")
+            raise ClientDisconnect
         pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(pieces)

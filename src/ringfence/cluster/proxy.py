@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 
 import websockets
+from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 from websockets.asyncio.client import connect, unix_connect
 
@@ -109,6 +110,7 @@ class Proxy:
         Raises:
             NotSent: The node has not seen it; nothing of the body was read.
             ServerUnreachable: The node went away before it answered.
+        ClientDisconnect: The client did.
         """
         found = inbound.scope["state"].get("found")
         if found is not None and found.rule.body == NOTHING:
@@ -238,7 +240,12 @@ async def _feed(answer: Answer, inbound: Inbound) -> None:
 
 
 async def _relay(answer: Answer, inbound: Inbound) -> None:
-    await answer.head()
+    try:
+        await answer.head()
+    except ServerUnreachable:
+        if answer.is_aborted:
+            raise ClientDisconnect from None
+        raise
     note_made(inbound.scope, answer.headers)
     send, headers = inbound.send, without(answer.headers, inbound.dropped)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -137,12 +137,13 @@ class Answer:
         status: Once the head is there.
         headers: As they were sent.
         is_over: The whole body is there.
+        is_aborted: It was given up here; the node is not at fault.
     """
 
     def __init__(self, connection: _Connection, method: bytes, is_reused: bool) -> None:
         self.connection, self.is_reused = connection, is_reused
         self.status, self.headers = 0, Headers()
-        self.is_over = False
+        self.is_over = self.is_aborted = False
         self._is_head = method == b"HEAD"
         self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: deque[bytes] = deque()
@@ -198,6 +199,7 @@ class Answer:
     def abort(self) -> None:
         """Stop listening: the node notices that nobody waits any more."""
         if not self.is_over:
+            self.is_aborted = True
             self.connection.transport.abort()
 
     # -- called by the connection ---------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +35,7 @@ _KEY = "create a key with `ringfence keys create NAME`; send it as Authorization
 _KEY_ENDED = "the key was removed, was rotated or has expired"
 _KEY_HINT = f"{_KEY_ENDED}, or is another server's; {_KEY}"
 _POLICY_VIOLATION = 1008  # RFC 6455 7.4.1
+_CLIENT_LEFT = 499  # nginx's: no client sees it, only logs and metrics
 _CLOSE_S = 1.0
 _NOTHING_SAID = b"{}"
 _OF = re.compile(r"\A/v1/sandboxes/(?P<sandbox>[a-z0-9-]+)(?:/execs/(?P<exec>[a-z0-9-]+))?")
@@ -68,6 +70,8 @@ class AccessMiddleware:
                 admission.end(caller)
         except RingfenceError as exc:
             await request.refuse(exc)
+        except ClientDisconnect:
+            await request.let_go()
         except Exception as exc:
             if not await request.fail(exc):
                 raise
@@ -287,6 +291,11 @@ class _Passing:
         method, path = self._scope["method"], self._scope["path"]
         await problems.unforeseen(method, path, error)(self._scope, self._receive, self.send)
         return True
+
+    async def let_go(self) -> None:
+        """The client went away while its body was read: nobody is answered, and nothing went wrong here."""
+        if not self._status:
+            await Response(status_code=_CLIENT_LEFT)(self._scope, self._receive, self.send)
 
     async def break_off(self) -> None:
         """The server stops, or the key opens no more: say so, unless an answer is under way."""
