@@ -51,8 +51,11 @@ def _native(_stack: ExitStack) -> Backend:
 
 LOCAL: dict[str, Callable[[ExitStack], Backend]] = {"native": _native, **MAKERS}
 SERVED = {"server": "native", "server of gVisor": "gvisor"}
+_FIRST = ("native", "server")
+# An emulated machine is slow, and the same whoever runs it: once is enough.
+_MARKS = {"microvm": [pytest.mark.full, pytest.mark.anyone]}
 EACH = [
-    each if each in ("native", "server") else pytest.param(each, marks=pytest.mark.full)
+    each if each in _FIRST else pytest.param(each, marks=_MARKS.get(each, pytest.mark.full))
     for each in (*LOCAL, *SERVED)
 ]
 
