@@ -244,3 +244,18 @@ def test_a_fifo_that_the_branch_made_is_a_conflict(tmp_path: Path) -> None:
             Sandbox.delete_snapshot(base.id)
     assert ("new", "it is not a file, directory or link") == (conflict.path, conflict.reason)
     assert ["file"] == os.listdir(tmp_path)
+
+
+def test_what_ended_forks_lay_over_is_removed_with_the_last_of_them() -> None:
+    with Sandbox.create() as sandbox:
+        sandbox.exec(["python3", "-c", LARGE])
+        first, second = sandbox.fork(2, processes="none")
+        inner: Any = first._inner
+        (below,) = lower_of(first)
+        place = inner.backend.catalogue().place(below)
+        try:
+            first.terminate()
+            assert os.path.isdir(place), "the other one lies over it"
+        finally:
+            second.terminate()
+        assert not os.path.exists(place)

@@ -24,7 +24,7 @@ from . import layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any, BinaryIO
 
 _CHUNK = 1 << 20
@@ -302,6 +302,15 @@ class Catalogue:
                 raise SnapshotNotFound(f"no snapshot {snapshot_id!r}") from None
             self._remove(place)
         self._sweep()
+
+    def let_go(self, ids: Iterable[str]) -> None:
+        """Remove those of `ids` that were deleted while a sandbox, which has ended, lay over them.
+
+        What cannot be removed now is when the next snapshot is deleted.
+        """
+        if any(_is_deleted(self.place(each)) for each in ids):
+            with contextlib.suppress(OSError):
+                self._sweep()
 
     def _sweep(self) -> None:
         """Remove the deleted snapshots that no snapshot lies over and no sandbox is over."""

@@ -96,6 +96,7 @@ class Layered:
             os.close(fd)
             if self.image is not None:
                 self.image.close()
+            self.catalogue.let_go(self.ids)
 
 
 def hold(
