@@ -54,7 +54,8 @@ def policy_of(
     rules = [*base.allowed_hosts, *allow, *(f"!{each}" for each in deny if each not in allow)]
     if base.is_unrestricted:
         raise ApiError(501, "network options need a limited policy: set `internet` to one")
-    if not base.rules and all(each.startswith("!") for each in rules):
+    # A policy that learns allows whatever no rule denies: there, rules that only deny leave the rest open.
+    if not (base.rules or base.learn) and all(each.startswith("!") for each in rules):
         return NetworkPolicy()
     try:
         # Checked again: permissions are judged by the one spelling that the constructor writes.
