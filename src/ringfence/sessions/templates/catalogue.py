@@ -494,7 +494,9 @@ class Templates:
             for record in self.records.unended()
             for step in TemplateRequest.from_json(json.loads(record.request)).steps
         }
-        self.places.tidy(self.bounds.keep_s if keep_s is None else keep_s, uploads)
+        self.places.tidy(self.bounds.keep_s, uploads)
+        if keep_s is not None:  # of others nothing goes for one who needs room
+            self.places.tidy(keep_s, uploads, owner)
 
     def put(self, layer: LayerRecord) -> None:
         """Write a layer down; one of the same key goes, unless a build needs it."""

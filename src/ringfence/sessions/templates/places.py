@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 4096
 _MOST_PIP_BYTES = 2 << 30
+_PARTIAL = ".partial-"
+_ABANDONED_S = 3600.0
+"""Of a file on its way that nothing was added to: who wrote it was killed."""
 
 
 def short(owner: str) -> str:
@@ -82,17 +85,23 @@ class Places:
         return ""
 
     def uploaded_bytes(self, owner: str) -> int:
-        with os.scandir(os.path.dirname(self.path("uploads", short(owner), "x"))) as entries:
-            return sum(each.stat().st_size for each in entries)
+        return _size_of(os.path.dirname(self.path("uploads", short(owner), "x")))
 
-    def tidy(self, keep_s: float, needed: set[str]) -> None:
-        """Remove uploads that were not used for long and that no build needs."""
-        oldest = time.time() - keep_s
-        for here, _, names in os.walk(os.path.dirname(self.path("uploads", "x"))):
+    def tidy(self, keep_s: float, needed: set[str], owner: str = "") -> None:
+        """Remove uploads that were not used for long and that no build needs.
+
+        Args:
+            owner: Whose; empty for all.
+        """
+        now = time.time()
+        whose = ("uploads", short(owner), "x") if owner else ("uploads", "x")
+        for here, _, names in os.walk(os.path.dirname(self.path(*whose))):
             for name in names:
                 path = os.path.join(here, name)
+                is_partial = name.startswith(_PARTIAL)
                 with suppress(FileNotFoundError):
-                    if name not in needed and os.stat(path).st_mtime < oldest:
+                    unused_s = now - os.stat(path).st_mtime
+                    if name not in needed and unused_s > (_ABANDONED_S if is_partial else keep_s):
                         os.unlink(path)
 
     # -- downloads of pip -----------------------------------------------------------------------
@@ -100,11 +109,7 @@ class Places:
     def pip(self, owner: str) -> str:
         """The directory of an owner's downloads, emptied where it has grown large."""
         path = self.path("pip", short(owner), "")
-        size = 0
-        for here, _, names in os.walk(path):
-            with suppress(FileNotFoundError):
-                size += sum(os.lstat(os.path.join(here, name)).st_size for name in names)
-        if size > _MOST_PIP_BYTES:
+        if _size_of(path) > _MOST_PIP_BYTES:
             shutil.rmtree(path, ignore_errors=True)
             os.makedirs(path, mode=0o700, exist_ok=True)
         return path.rstrip("/")
@@ -138,6 +143,16 @@ class Places:
         return data[: data.rfind(b"\n") + 1]
 
 
+def _size_of(directory: str) -> int:
+    """Bytes of all files below; of what goes away meanwhile, none."""
+    size = 0
+    for here, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(here, name)).st_size
+    return size
+
+
 class Upload:
     """A file on its way; blocks, and is of one thread at a time.
 
@@ -149,8 +164,8 @@ class Upload:
     def __init__(self, places: Places, owner: str, most: int, left: Callable[[], int]) -> None:
         self._places, self._owner, self._most = places, owner, most
         self._left, self._digest, self.size = left(), hashlib.sha256(), 0
-        place = os.path.dirname(places.path("uploads", short(owner), "x"))
-        fd, self._path = tempfile.mkstemp(prefix=".partial-", dir=place)
+        self._place = os.path.dirname(places.path("uploads", short(owner), "x"))
+        fd, self._path = tempfile.mkstemp(prefix=_PARTIAL, dir=self._place)
         self._file = open(fd, "wb")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
@@ -195,10 +210,11 @@ class Upload:
         path = self._places.path("uploads", short(self._owner), found)
         os.replace(self._path, path)
         if name:
-            beside = self._places.path("uploads", short(self._owner), f"name-{name}")
-            with open(f"{beside}.partial", "w", encoding="ascii") as file:
+            # Two uploads of one name may end at once.
+            fd, beside = tempfile.mkstemp(prefix=_PARTIAL, dir=self._place)
+            with open(fd, "w", encoding="ascii") as file:
                 file.write(found)
-            os.replace(f"{beside}.partial", beside)
+            os.replace(beside, os.path.join(self._place, f"name-{name}"))
         return found
 
     def close(self) -> None:

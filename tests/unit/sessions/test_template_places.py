@@ -1,0 +1,98 @@
+"""Uploads of templates: several at once, one that is on its way, and room that one owner needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from ringfence.sessions.templates.places import Places, Upload, short
+
+pytestmark = pytest.mark.anyone
+_NAME = hashlib.sha256(b"name").hexdigest()
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    made = Places(None)
+    yield made
+    made.close()
+
+
+def _begin(places: Places, owner: str) -> Upload:
+    return Upload(places, owner, 1 << 20, lambda: 1 << 30)
+
+
+def _put(places: Places, owner: str, content: bytes, name: str = "") -> str:
+    with closing(_begin(places, owner)) as upload:
+        upload.write(content)
+        return upload.finish(name=name)
+
+
+def test_uploads_that_end_meanwhile_are_counted_or_not(places: Places) -> None:
+    kept = _put(places, "ann", b"kept")
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            _begin(places, "ann").close()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            assert {4} == {places.uploaded_bytes("ann") for _ in range(3000)}
+        finally:
+            is_over.set()
+        working.result()
+    assert places.has("ann", kept)
+
+
+def test_two_of_one_name_at_once_are_both_taken(places: Places) -> None:
+    def work(number: int) -> set[str]:
+        return {_put(places, "ann", b"%d" % number, _NAME) for _ in range(500)}
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set().union(*pool.map(work, range(4)))
+    assert 4 == len(found)
+    assert places.named("ann", _NAME) in found
+
+
+def test_one_owners_room_is_not_made_of_anothers_uploads(places: Places) -> None:
+    mine, another, needed = (_put(places, who, who.encode()) for who in ("ann", "bob", "ann2"))
+    own = _put(places, "ann", b"needed")
+    _age(places, 10.0)
+    places.tidy(0.0, {own}, "ann")
+
+    assert [False, True] == [places.has("ann", each) for each in (mine, own)]
+    assert places.has("bob", another)
+    assert places.has("ann2", needed)
+    places.tidy(5.0, set())  # the control: of all, what was not used for so long
+    assert not places.has("bob", another)
+
+
+def test_what_is_on_its_way_is_not_removed_before_it_is_abandoned(places: Places) -> None:
+    with closing(_begin(places, "ann")) as upload:
+        upload.write(b"some")
+        _age(places, 600.0)
+        places.tidy(0.0, set(), "ann")
+        assert places.has("ann", upload.finish())
+
+    with open(places.path("uploads", short("ann"), ".partial-killed"), "wb") as file:
+        file.write(b"of a process that was killed")
+    _age(places, 4000.0)
+    places.tidy(10_000.0, set())
+    assert 4 == places.uploaded_bytes("ann")
+
+
+def _age(places: Places, age_s: float) -> None:
+    """Date all files back."""
+    then = time.time() - age_s
+    for here, _, names in os.walk(os.path.dirname(places.path("uploads", "x"))):
+        for name in names:
+            os.utime(os.path.join(here, name), (then, then))
