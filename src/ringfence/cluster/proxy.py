@@ -110,7 +110,7 @@ class Proxy:
         Raises:
             NotSent: The node has not seen it; nothing of the body was read.
             ServerUnreachable: The node went away before it answered.
-        ClientDisconnect: The client did.
+            ClientDisconnect: The client did.
         """
         found = inbound.scope["state"].get("found")
         if found is not None and found.rule.body == NOTHING:
