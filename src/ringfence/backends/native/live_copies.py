@@ -240,7 +240,8 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
 
     Source: proc(5), children, CONFIG_PROC_CHILDREN.
     """
-    _wait_until_begun(sandbox, run)
+    if not _has_begun(sandbox, run):  # `left_behind` has waited: something inside has stopped it
+        raise refused(f"{run.id} has not begun its program within {_STOP_S:.0f} s")
     try:
         inside = int(sandbox.ask("pid", run.number)[0])
     except Refused as exc:
@@ -251,28 +252,20 @@ def _pid_of(sandbox: NativeSandbox, run: LocalExec) -> int:
     raise refused(f"{run.id} is not to be found")
 
 
-def _wait_until_begun(sandbox: NativeSandbox, run: LocalExec) -> None:
-    """Wait until an exec runs its program: before, it is a copy of PID 1, whose files are not inside.
-
-    Raises:
-        Unsupported: It does not begin, as something inside has stopped it.
-    """
-    give_up = time.monotonic() + _STOP_S
-    while b"0" == sandbox.ask("begun", run.number)[0]:
-        if time.monotonic() > give_up:
-            raise refused(f"{run.id} has not begun its program within {_STOP_S:.0f} s")
-        time.sleep(_PAUSE_S)
+def _has_begun(sandbox: NativeSandbox, run: LocalExec) -> bool:
+    """Return whether an exec runs its program: before, it is a copy of PID 1, whose files are not inside."""
+    return sandbox.ask("begun", run.number)[0] == b"1"
 
 
 def left_behind(sandbox: NativeSandbox) -> list[str]:
     """See `Forkable`. PID 1 adopts what the processes of an exec leave in the background."""
     sandbox.wait_for_helpers(_STOP_S)
     is_suspended = sandbox.state is State.SUSPENDED
+    give_up = time.monotonic() + _STOP_S
     for run in [] if is_suspended else list(sandbox.runs.values()):
-        try:
-            _wait_until_begun(sandbox, run)  # while what may have stopped it still runs
-        except Unsupported:
-            pass  # said of that exec, when it is to be copied
+        # Now, while what may have stopped it still runs; `template` refuses what does not begin.
+        while not _has_begun(sandbox, run) and time.monotonic() < give_up:
+            time.sleep(_PAUSE_S)
     children = _children(sandbox.pid)
     others = {number: command for pid, number, command in children if _has_tag(pid)}
     runs, known = list(sandbox.runs.values()), set()
