@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,15 +16,10 @@ from ringfence import Sandbox
 from ringfence.backends.native.live_copies import NativeTemplate, refused
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.errors import (
-    ExecNotFound,
-    InvalidRequest,
-    LifecycleError,
-    ResourceExhausted,
     Unsupported,
 )
 from ringfence.launcher.live import steps
 from ringfence.linux import libc
-from ringfence.sandbox import marks as marks_of
 from tests.posture.reading import Process, processes_in
 
 pytestmark = pytest.mark.skipif(
@@ -155,49 +149,6 @@ def test_several_contexts_keep_their_places(sandbox: Sandbox) -> None:
         assert {"'default'", "'other'"} == found
 
 
-_REFUSED = {
-    "stopped child": (
-        "import os, signal, subprocess; child = subprocess.Popen(['sleep', '100']);"
-        "os.kill(child.pid, signal.SIGSTOP); os.waitid(os.P_PID, child.pid, os.WSTOPPED)"
-    ),
-    "connection": (
-        "import socket; server = socket.create_server(('127.0.0.1', 8001));"
-        "client = socket.create_connection(('127.0.0.1', 8001))"
-    ),
-    "full pair": "import socket; pair = socket.socketpair(); pair[0].send(b'x')",
-    "shared memory with a name that leads elsewhere": (
-        "import mmap, os; named = open('/tmp/a', 'w+b'); named.truncate(4096);"
-        "shared = mmap.mmap(named.fileno(), 4096); named.close(); os.link('/tmp/a', '/tmp/b');"
-        "os.remove('/tmp/a'); open('/tmp/a (deleted)', 'w').close()"
-    ),
-    "much shared memory": "import mmap; shared = mmap.mmap(-1, 65 << 20)",
-    "removed": "import os; os.mkdir('/tmp/lost'); lost = os.open('/tmp/lost', 0); os.rmdir('/tmp/lost')",
-    "inotify": "import ctypes; ctypes.CDLL(None).inotify_init()",
-    "timers": "import ctypes; n = ctypes.c_void_p()\nctypes.CDLL(None).timer_create(1, None, ctypes.byref(n))",
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("what", _REFUSED)
-def test_what_cannot_be_copied_is_refused_before_anything_happens(
-    sandbox: Sandbox, what: str
-) -> None:
-    sandbox.run_code(f"kept = 1; {_REFUSED[what]}")
-    made = len(Sandbox.snapshots())
-    with pytest.raises(Unsupported, match="exec-1 cannot be copied"):
-        sandbox.fork(processes="required")
-    assert made == len(Sandbox.snapshots())
-    (fork,) = sandbox.fork()
-    with fork:
-        assert fork.fork_report is not None
-        assert "cannot be copied" in fork.fork_report.reason
-        assert not fork.fork_report.has_processes
-        assert "1" == sandbox.run_code("kept").text
-        error = fork.run_code("kept").error
-        assert error is not None
-        assert "NameError" == error.name
-
-
 _LOCKS = """
 import fcntl, os, subprocess, time
 whole, part, again = (open(f'/tmp/{name}', 'w+') for name in ('whole', 'part', 'part'))
@@ -282,56 +233,6 @@ def test_processes_go_on_under_their_ids(sandbox: Sandbox) -> None:
     counter.stdin.write(b"c\n")
     counter.stdin.close()
     assert b"a 1\nc 2\nend\n" == counter.wait(10).stdout
-
-
-_STOPS_NEXT = """
-import os, signal, time
-pid = os.getpid() + 1
-print(flush=True)
-while True:
-    try:
-        os.kill(pid, signal.SIGSTOP)
-        break
-    except ProcessLookupError:
-        pass
-print(open(f'/proc/{pid}/comm').read(), end='', flush=True)
-time.sleep(0.5)
-os.kill(pid, signal.SIGCONT)
-signal.pause()
-"""
-
-
-def test_a_process_that_has_not_begun_its_program_is_waited_for() -> None:
-    """Until then it is a copy of PID 1, which maps files of the host's."""
-    for _ in range(20):
-        with Sandbox.create() as sandbox:
-            said = iter(sandbox.start(["python3", "-c", _STOPS_NEXT]).stdout)
-            assert b"\n" == next(said)
-            sandbox.start(["sleep", "1000"])
-            try:
-                (fork,) = sandbox.fork(1, processes="required")
-            except Unsupported as exc:  # it began on another processor before the signal came
-                if "it is suspended by a signal" not in exc.message:
-                    raise
-                continue
-            with fork:
-                assert b"ringfence-init\n" == next(said), "it was stopped before it began"
-                assert b"python3\nsleep\n" == fork.shell("cat /proc/[23]/comm").stdout
-            break
-    else:
-        pytest.fail("it always began before it was stopped")
-
-
-def test_a_suspended_process_is_refused_and_stays_suspended(sandbox: Sandbox) -> None:
-    sandbox.start(["sleep", "1000"])
-    state = "grep -q 'State:.T' /proc/2/status"
-    assert 0 == sandbox.shell(f"kill -STOP 2; until {state}; do :; done").exit_code
-    with pytest.raises(Unsupported, match=r"exec-1 cannot be copied: it is suspended by a signal"):
-        sandbox.fork(1, processes="required")
-    assert 0 == sandbox.shell(state).exit_code
-    assert 0 == sandbox.shell("kill -CONT 2").exit_code
-    (fork,) = sandbox.fork(1, processes="required")
-    fork.terminate()
 
 
 def test_an_event_loop_goes_on(sandbox: Sandbox) -> None:
@@ -427,38 +328,6 @@ def test_a_database_is_read_on_and_opened_anew_to_write(sandbox: Sandbox) -> Non
         assert "(1,)" == sandbox.run_code(count).text
 
 
-def test_a_running_cell_and_another_command_are_refused(sandbox: Sandbox) -> None:
-    context = sandbox.context()
-    sandbox.fork(processes="required")[0].terminate()
-    code = "import ctypes; ctypes.CDLL(None).inotify_init(); print('ready', flush=True); input()"
-    process = sandbox.start(["python3", "-c", code], stream_stdin=True)
-    assert b"ready\n" == next(iter(process.stdout))
-    with pytest.raises(Unsupported, match=r"inotify \(python3\)"):
-        sandbox.fork(processes="required")
-    (fork,) = sandbox.fork()
-    with fork:
-        report = fork.fork_report
-        assert report is not None
-        assert (context.id,) == report.contexts
-        assert (f"{process.id} (python3)",) == report.left_out
-        assert "inotify" in report.reason
-        with pytest.raises(ExecNotFound):
-            fork.process(process.id)
-    process.kill()
-    process.wait()
-    for background in ("", "sleep 1000 >/dev/null 2>&1 &"):
-        sandbox.shell(background)
-        sandbox.suspend()
-        with pytest.raises(Unsupported, match="suspended"):
-            sandbox.fork(processes="required")
-        sandbox.resume()
-    assert 0 == sandbox.shell("pkill sleep").exit_code
-    assert context.hold()
-    with pytest.raises(Unsupported, match="runs a cell"):
-        sandbox.fork(processes="required")
-    context.let_go()
-
-
 @pytest.mark.root
 def test_a_copy_is_as_locked_down_as_its_source(sandbox: Sandbox) -> None:
     """But for its streams and its socket, which are new ones, all that the kernel tells is the same."""
@@ -538,146 +407,6 @@ def test_a_fork_that_fails_at_its_second_copy_closes_the_first(
             sandbox.rewind(mark) if in_place else sandbox.fork(at=mark)
         assert -1 == made[0]._report.fileno()
         assert (None, None) == (made[0].run.stdout, made[0].run.stderr)
-
-
-def test_it_goes_back_in_place(sandbox: Sandbox) -> None:
-    before = sandbox.id
-    sandbox.run_code("x = 1")
-    sandbox.files.write("file", "old")
-    with sandbox.mark(processes="required") as mark:
-        for _ in range(2):
-            sandbox.run_code("x += 1; y = 2")
-            late = sandbox.context()
-            sandbox.files.write("file", "new")
-            sandbox.files.write("more", "")
-            sandbox.rewind(mark)
-            assert before == sandbox.id
-            assert "1" == sandbox.run_code("x").text
-            assert not late.running
-            assert "old" == sandbox.files.read_text("file")
-            assert not sandbox.files.exists("more")
-        assert sandbox.parent is None
-    with pytest.raises(LifecycleError, match="closed"):
-        sandbox.rewind(mark)
-    assert "1" == sandbox.run_code("x").text
-    assert [] == [each for each in Sandbox.snapshots() if each.session_id == before]
-
-
-def test_later_rewinds_take_a_prebuilt_sandbox_under_the_same_id(sandbox: Sandbox) -> None:
-    before, plans = sandbox.id, []
-    sandbox.run_code("x = 1")
-    with sandbox.mark(processes="required") as mark:
-        for _ in range(3):
-            sandbox.rewind(mark)
-            plans.append(native(sandbox).lockdown["id"])
-            assert before == sandbox.id == sandbox.session.id
-            assert "1" == sandbox.run_code("x").text
-        with pytest.raises(InvalidRequest, match="already exists"):
-            mark.restore(sandbox._as_it_is())
-        (fork,) = sandbox.fork(at=mark)
-        with fork:
-            assert before != fork.id
-            assert "1" == fork.run_code("x").text
-    assert before == plans[0]
-    assert 3 == len(set(plans))
-
-
-def test_only_the_description_of_a_mark_waits_for_the_disk(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the sandbox stands still; by the description the next process finds what a kill left."""
-    synced, fsync = list[str](), os.fsync
-
-    def record(fd: int) -> None:
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", record)
-    sandbox.mark().close()
-    assert ["snapshot.json"] == synced
-    saved = sandbox.snapshot()
-    Sandbox.delete_snapshot(saved.id)
-    partial = f".partial-{saved.id}"
-    assert ["content.tar", "snapshot.json", partial, "snapshots"] == synced[1:]
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_mark_copies_memory_while_the_sandbox_goes_on(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
-) -> None:
-    """And if that fails, a rewind ends nothing."""
-    load, templates = NativeTemplate.load, list[NativeTemplate]()
-
-    def load_later(self: NativeTemplate) -> None:
-        signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
-        templates.append(self)
-        load(self)
-
-    sandbox.run_code("x = 1")
-    with monkeypatch.context() as patch:
-        patch.setattr(NativeTemplate, "load", load_later)
-        mark = sandbox.mark(processes="required")
-    with mark:
-        sandbox.run_code("x = 2")
-        how = signal.SIGKILL if is_lost else signal.SIGCONT
-        signal.pidfd_send_signal(templates[0]._pidfd, how)
-        if is_lost:
-            with pytest.raises(Unsupported, match="what copies it has ended"):
-                sandbox.rewind(mark)
-            with pytest.raises(Unsupported, match="what copies it has ended"):
-                sandbox.fork(at=mark)
-        else:
-            sandbox.rewind(mark)
-        assert ("2" if is_lost else "1") == sandbox.run_code("x").text
-
-
-@pytest.mark.full
-def test_a_tree_of_marks_is_searched(sandbox: Sandbox) -> None:
-    """Each node is a fork of its parent's mark; the parent has gone by then."""
-    sandbox.run_code("path = []")
-    marks = [sandbox.mark(processes="required")]
-    owners = {marks[0].id: sandbox}
-    try:
-        for _depth in range(3):
-            following = []
-            for mark in marks:
-                for choice in range(2):
-                    (node,) = owners[mark.id].fork(at=mark)
-                    node.run_code(f"path.append({choice})")
-                    following.append((node, node.mark(processes="required")))
-                mark.close()
-            owners = {mark.id: node for node, mark in following}
-            marks = [mark for _, mark in following]
-            for node, _ in following:
-                node.terminate()
-        found = []
-        for mark in marks:
-            (leaf,) = owners[mark.id].fork(at=mark)
-            with leaf:
-                found.append(leaf.run_code("path").text)
-        paths = [f"[{a}, {b}, {c}]" for a in (0, 1) for b in (0, 1) for c in (0, 1)]
-        assert paths == found
-    finally:
-        for mark in marks:
-            mark.close()
-
-
-def test_another_sandboxs_mark_is_refused(sandbox: Sandbox) -> None:
-    with Sandbox.create() as other, other.mark() as mark:
-        with pytest.raises(InvalidRequest, match="another sandbox"):
-            sandbox.rewind(mark)
-        with pytest.raises(InvalidRequest, match="another sandbox"):
-            sandbox.fork(at=mark)
-
-
-def test_marks_of_a_process_are_few(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks_of, "MOST_MARKS", 2)
-    with sandbox.mark(), sandbox.mark():
-        with pytest.raises(ResourceExhausted, match="marks already"):
-            sandbox.mark()
-        with pytest.raises(ResourceExhausted, match="marks already"):
-            sandbox.fork()
-    sandbox.mark().close()
 
 
 def test_a_step_that_fails_says_which() -> None:

@@ -11,6 +11,7 @@ import time
 from ...linux import files, tracing
 from .descriptors import RESOLVE, require_file, shown
 from .sockets import CannotCopy
+from .steps import CODE, PAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS, MOST_MAPPINGS = 64, 16_384
 _BEGINS_S = 1.0
+_COPY_BEGINS_S = 5.0
 _CALL = b"\x0f\x05"  # syscall
 _PR_GET_TID_ADDRESS, _PR_GET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER, _PR = 40, 2, 37, 157
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
@@ -28,6 +30,10 @@ _FILTERS = 2  # of each program beside ours: see `lockdown.seal`
 _READ_ONLY = 1  # ST_RDONLY
 _SCRATCH = 1024
 _CLOEXEC, _WALL = os.O_CLOEXEC, 0x40000000
+
+
+class NotBegun(CannotCopy):
+    """It is a copy itself, and is still being made: its threads have no stacks yet."""
 
 
 class Mapping:
@@ -144,20 +150,23 @@ class Source:
     def stop(self) -> None:
         """Stop all of it, once it runs its program.
 
-        PID 1's child is no session leader, and not locked down, before.
+        PID 1's child is no session leader, and not locked down, before. A copy works through its steps.
 
         Raises:
             CannotCopy: It is not as we start programs.
             ProcessLookupError: It has ended.
         """
-        give_up = time.monotonic() + _BEGINS_S
+        give_up = time.monotonic() + _COPY_BEGINS_S
         while True:
             self._stop_threads()
             try:
                 self._check()
                 break
+            except NotBegun:
+                if time.monotonic() > give_up:
+                    raise
             except CannotCopy:
-                if self.parent or self._age_s() > _BEGINS_S or time.monotonic() > give_up:
+                if self.parent or self._age_s() > _BEGINS_S:
                     raise
             self.release()
             time.sleep(0.001)
@@ -271,6 +280,14 @@ class Source:
         if not all(places):
             raise CannotCopy("its memory is not ours to look into")
         self.memory_map = places
+        self._check_code()
+
+    def _check_code(self) -> None:
+        """Refuse a copy that works through its steps still. The last of them restores its registers."""
+        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
+            for page in {thread.registers["rip"] & -PAGE for thread in self.stopped.values()}:
+                if _pread(memory.fileno(), len(CODE), page) == CODE:
+                    raise NotBegun("it is a copy that has not begun to run its program")
 
     def _check_group(self, fields: list[bytes]) -> None:
         """Refuse an exec that has left its session, or joined a process group of another."""
