@@ -14,11 +14,24 @@ pytestmark = pytest.mark.anyone
 _ALL = "0.0.0.0/0"
 
 
+_OPEN: dict[str, dict[str, Any]] = {
+    "public": {"mode": "limited", "allowed_hosts": ["public"]},
+    "learning": {"mode": "limited", "learn": True},
+}
+
+
+@pytest.fixture(scope="module", params=_OPEN)
+def internet(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def daemon(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -> Daemon:
+def daemon(
+    start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory, internet: str
+) -> Daemon:
     """A daemon that serves E2B's API, with internet access as E2B has it."""
     config = tmp_path_factory.mktemp("config") / "config.json"
-    config.write_text(json.dumps({"e2b": {"internet": {"mode": "limited", "learn": True}}}))
+    config.write_text(json.dumps({"e2b": {"internet": _OPEN[internet]}}))
     return start_daemon("--e2b", "--listen", "127.0.0.1:0", "--config", str(config))
 
 
@@ -38,7 +51,12 @@ def daemon(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) 
     ids=str,
 )
 def test_what_is_not_denied_stays_open(
-    client: Client, daemon: Daemon, options: dict[str, Any], hosts: list[str], is_open: bool
+    client: Client,
+    daemon: Daemon,
+    internet: str,
+    options: dict[str, Any],
+    hosts: list[str],
+    is_open: bool,
 ) -> None:
     created, updated = client.create(network=options), client.create()
     path = f"/sandboxes/{updated.id}/network"
@@ -47,7 +65,12 @@ def test_what_is_not_denied_stays_open(
     with daemon.client() as ours:
         for box in (created, updated):
             policy = ours.get(f"/v1/sandboxes/{box.id}/network").json()
-            assert (hosts, is_open) == (policy["allowed_hosts"], policy.get("learn", False))
+            if internet == "public" and is_open:
+                assert "public" == policy["allowed_hosts"].pop(0)
+            assert hosts == policy["allowed_hosts"]
+            assert (is_open and internet == "learning") == policy.get("learn", False)
+            network = client.api("GET", f"/sandboxes/{box.id}").json()["network"]
+            assert hosts == [*network["allowOut"], *(f"!{each}" for each in network["denyOut"])]
             client.api("DELETE", f"/sandboxes/{box.id}")
 
 

@@ -43,11 +43,11 @@ RUN = Command(
         ),
         Option(
             "net",
-            "none|unrestricted|HOST,...",
-            "hosts that the sandbox may reach, comma-separated: name, *.domain, address or"
-            " network, each with optional :PORTS; !HOST denies; default: none",
+            "none|public|unrestricted|HOST,...",
+            "hosts that the sandbox may reach, comma-separated: name, *.domain, address, network or"
+            " public (every public host), each with optional :PORTS; !HOST denies; default: none",
             field="network",
-            words="none unrestricted",
+            words="none public unrestricted",
         ),
         Option(
             "net-policy",

@@ -21,7 +21,7 @@ _ALWAYS = (
     "remove the option: every sandbox has this protection; `ringfence doctor --verbose` lists all"
 )
 _NONE = "remove the option: Ringfence has no such setting"
-_NET = "use --net HOST,... for these hosts, --net unrestricted for any host"
+_NET = "use --net HOST,... for these hosts, --net public for every public host"
 OPTIONS = spread(
     {
         "-v --volume --bind --ro-bind --dir": _MOUNT,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidRequest
+from ..model.net.hosts import PUBLIC
 from ..model.net.network import NetworkPolicy
 from ..model.spec import SandboxSpec
 from ..sessions.live import Live
@@ -99,7 +100,8 @@ def https_ports(form: dict[str, Any]) -> tuple[int, ...]:
 
 def shown(live: Live, notes: Notes) -> dict[str, Any]:
     """Return the policy in force as E2B describes it."""
-    hosts = live.inner.spec.network.allowed_hosts
+    # E2B lists nothing where the internet is open.
+    hosts = [each for each in live.inner.spec.network.allowed_hosts if each != PUBLIC]
     return {
         "allowOut": [each for each in hosts if not each.startswith("!")],
         "denyOut": [each[1:] for each in hosts if each.startswith("!")],

@@ -160,7 +160,7 @@ def exact_names(policy: NetworkPolicy) -> list[str]:
     ]
     found = [text.partition(":")[0] for text in allowed]
     found += [rule.host for rule in policy.rules if not rule.denies and rule.host[0] != "*"]
-    return [host for host in found if not hosts.looks_like_address(host)]
+    return [host for host in found if host != hosts.PUBLIC and not hosts.looks_like_address(host)]
 
 
 def _read_rule(form: dict[str, Any]) -> NetworkRule:

@@ -209,7 +209,7 @@ class RingfenceEnvironment(BaseEnvironment):
 def _network(policy: NetworkPolicy) -> str | list[str]:
     """Harbor's modes as a network policy; its host names, wildcards and networks are ours."""
     if policy.network_mode == NetworkMode.PUBLIC:
-        return "unrestricted"
+        return "public"
     if policy.network_mode == NetworkMode.NO_NETWORK:
         return "none"
     return list(policy.allowed_hosts)

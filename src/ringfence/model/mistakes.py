@@ -17,7 +17,7 @@ def spread(rows: Mapping[str, T]) -> dict[str, T]:
 
 _MEMORY = 'use limits={"memory_bytes": "256m"}'
 _CPUS = 'use limits={"cpus": 1.5}'
-_NETWORK = 'use network="example.com,*.example.org", "none" or "unrestricted"'
+_NETWORK = 'use network="example.com,*.example.org", "none", "public" or "unrestricted"'
 _HOST_FILES = 'use mounts=".:/work:rw"'
 _RESULT = "the result has stdout, stderr and text"
 _TIMEOUT = {"timeout timeout_ms time_limit": "use timeout_s=SECONDS"}

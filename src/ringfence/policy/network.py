@@ -124,7 +124,7 @@ class Judge:
             raise ValueError("only a limited policy can be judged")
         self.policy = policy
         self._own = frozenset(addresses.read(text.partition("%")[0]) for text in own)
-        self._exact, self._below, self._networks = _Shelf(), _Shelf(), _Shelf()
+        self._exact, self._below, self._networks, self._public = (_Shelf() for _ in range(4))
         lengths: set[tuple[int, int]] = set()
         for text in policy.allowed_hosts:
             self._shelve(hosts.split_rule(text)[1], text, lengths)
@@ -133,7 +133,9 @@ class Judge:
         self._lengths = sorted(lengths)  # of prefixes, by version
 
     def _shelve(self, host: str, rule: str | NetworkRule, lengths: set[tuple[int, int]]) -> None:
-        if hosts.looks_like_address(host):
+        if host == hosts.PUBLIC:
+            self._public.add(host, rule)
+        elif hosts.looks_like_address(host):
             version, length, prefix = _prefix(host)
             lengths.add((version, length))
             self._networks.add((version, length, prefix), rule)
@@ -234,7 +236,7 @@ class Judge:
                 return Decision(False, f"{address} is denied by {each.text}", each.text)
         kind = self._special(address)
         for each in rules:
-            if each.network is not None and self._opens(each.network, address):
+            if each.network is None or self._opens(each.network, address):
                 return Decision(True, f"{address} is allowed by {each.text}", each.text)
         if kind:
             return Decision(False, f"{address} is {kind}, and no rule allows that network")
@@ -287,7 +289,7 @@ class Judge:
         return [each for each in self._for_name(known) if each.covers(port)]
 
     def _for_name(self, name: str) -> list[_Rule]:
-        found = list(self._exact.get(name))
+        found = [*self._exact.get(name), *self._public.get(hosts.PUBLIC)]
         _, dot, domain = name.partition(".")
         while dot:
             found += self._below.get(domain)
@@ -295,7 +297,7 @@ class Judge:
         return found
 
     def _for_address(self, address: Address) -> list[_Rule]:
-        found: list[_Rule] = []
+        found = [] if self._special(address) else list(self._public.get(hosts.PUBLIC))
         value, width = int(address), address.max_prefixlen
         for version, bits in self._lengths:
             if version == address.version:

@@ -61,7 +61,11 @@ def redirects_of(policy: NetworkPolicy) -> Redirects:
     loopback: _Ports = {}
     places: _Ports = {}
     for host, ports in allowed(policy):
-        if not hosts.looks_like_address(host):
+        if host == hosts.PUBLIC:
+            names.update(hosts.port_ranges(ports))
+            for everywhere in _EVERYWHERE:
+                _add(places, everywhere, ports)
+        elif not hosts.looks_like_address(host):
             names.update(hosts.port_ranges(ports))
         elif not _is_loopback(host):
             _add(places, host, ports)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from ipaddress import IPv4Address, IPv6Address, ip_network
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -41,6 +42,8 @@ def covers(rule: NetworkRule, port: int) -> bool:
 
 
 def is_about(rule: NetworkRule, name: str) -> bool:
+    if rule.host == "public":
+        return True
     if rule.host.startswith("*."):
         return name.endswith(rule.host[1:])
     return name == rule.host
@@ -345,6 +348,48 @@ def test_a_deny_of_an_address_denies_what_becomes_it(text: str) -> None:
     assert not rules.literal_allowed(text, 90)
     assert rules.address_allowed("a.com", text, 91)
     assert rules.literal_allowed(text, 79)
+
+
+class TestPublic:
+    def test_is_every_name_and_address_that_is_not_special(self) -> None:
+        rules = judge(
+            "public:80,443", "!b.com", "!public:22", "10.1.0.0/16:22", own=("203.0.113.9",)
+        )
+
+        assert rules.name_allowed("x.org", 80)
+        assert rules.name_allowed("public", 443)
+        assert rules.address_allowed("x.org", "8.8.8.8", 80)
+        assert rules.literal_allowed("2606:4700::1111", 443)
+        assert rules.http_allowed("x.org", 80, "GET", "/a//b")
+        assert "public:80,443" == rules.literal_allowed("8.8.8.8", 80).rule
+        assert not rules.name_allowed("x.org", 8080)
+        assert not rules.name_allowed("b.com", 80)
+        assert not rules.name_allowed("x.org", 22)
+        assert not rules.literal_allowed("8.8.8.8", 22)
+        for own in ("203.0.113.9", "::ffff:203.0.113.9", "64:ff9b::cb00:7109"):
+            assert not rules.address_allowed("x.org", own, 80)
+            assert not rules.literal_allowed(own, 80)
+        assert rules.literal_allowed("10.1.0.5", 22)
+        assert not rules.literal_allowed("10.1.0.5", 80)
+
+    @given(worlds.special, worlds.ports)
+    def test_opens_no_special_address(self, address: Address, port: int) -> None:
+        assert not judge("public").literal_allowed(str(address), port)
+        assert not judge("public").address_allowed("a.com", str(address), port)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"methods": ("GET",)},
+            {"paths": ("/a",)},
+            {"credential": Credential("ONE")},
+            {"inspect": True},
+        ],
+    )
+    def test_takes_nothing_that_needs_a_name(self, options: dict[str, Any]) -> None:
+        with pytest.raises(InvalidRequest, match="public is every host"):
+            NetworkRule("public", **options)
+        NetworkRule("a.com", **options)
 
 
 class TestLearning:

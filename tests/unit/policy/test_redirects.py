@@ -111,7 +111,11 @@ def test_a_port_no_rule_names_is_refused_by_the_kernel(
         rule
         for rule in policy.all_rules
         if not rule.denies
-        and (plain in ip_network(rule.host) if rule.is_address else is_synthetic(plain))
+        and (
+            plain in ip_network(rule.host)
+            if rule.is_address
+            else rule.host == "public" or is_synthetic(plain)
+        )
         and any(low <= port <= high for low, high in hosts.port_ranges(rule.ports))
     ]
     plan = redirects_of(policy)
@@ -153,6 +157,16 @@ def test_examples() -> None:
         Redirect("2001:2::/48", 443, 443),
         Redirect("10.0.0.0/8", 5432, 5432),
     ) == plan.others
+
+
+def test_public_takes_its_ports_everywhere_but_on_loopback() -> None:
+    plan = redirects_of(NetworkPolicy.parse("public:80,!public:25"))
+
+    assert ("198.18.0.0/15", "2001:2::/48", "0.0.0.0/0", "::/0") == plan.routes
+    assert {"198.18.0.0/15", "2001:2::/48", "0.0.0.0/0", "::/0"} == {
+        each.network for each in plan.others if (80, 80) == (each.first, each.last)
+    }
+    assert 1 == len(plan.loopback)
 
 
 def test_learning_takes_everything_but_loopback() -> None:

@@ -79,7 +79,9 @@ anywhere = st.one_of(special, public, st.ip_addresses())
 
 actions = st.sampled_from(["allow", "allow", "deny"])
 port_sets = st.sampled_from(PORT_SETS)
-plain_name_rules = st.builds(NetworkRule, st.sampled_from(PATTERNS), port_sets, actions)
+plain_name_rules = st.builds(
+    NetworkRule, st.sampled_from((*PATTERNS, "public")), port_sets, actions
+)
 http_rules = st.builds(
     NetworkRule,
     st.sampled_from(PATTERNS),

@@ -112,6 +112,7 @@ def _of_rules(
     seen: NetworkTables, network: SandboxNetwork, policy: NetworkPolicy, ways: set[str]
 ) -> Verdict:
     """Rules are held twice: by the routes and sockets that the kernel has, and by who serves these."""
+    from ...model.net.hosts import PUBLIC
     from ...policy.redirects import LISTEN_PORT, RESOLVER
     from .routes import ways_of
 
@@ -132,4 +133,6 @@ def _of_rules(
         return degraded(why, fix)
     count = len(policy.all_rules)
     rules = "1 rule allows" if count == 1 else f"{count} rules allow"
+    if any(rule.host == PUBLIC and not rule.denies for rule in policy.all_rules):
+        rules += ", among it every public host"
     return enforced(f"nothing but lo, and through it what {rules}")

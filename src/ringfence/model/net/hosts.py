@@ -20,11 +20,14 @@ _HEX = frozenset("0123456789abcdef")
 _NAME_MAX, _LABEL_MAX = 253, 63  # RFC 1035, section 2.3.4, less the root's and length bytes
 _PORT_MAX, _MOST_RANGES = 65535, 256
 _MAPPED = 0xFFFF << 32  # ::ffff:0:0/96: RFC 4291, section 2.5.5.2
+PUBLIC = "public"
+"""In place of a host: every name, and every address that is not special."""
+_EVERY = "for every public host: public; for the host's own network: unrestricted"
 _MEANT = {
     **dict.fromkeys(
-        ("all", "any", "full", "internet", "everything", "open", "public", "true", "yes", "on",
+        ("all", "any", "full", "internet", "everything", "open", "true", "yes", "on",
          "enabled", "host", "bridge", "default", "allow"),
-        "for the whole network: unrestricted",
+        _EVERY,
     ),
     **dict.fromkeys(("no", "off", "false", "disabled", "deny", "nothing"), "for no network: none"),
 }  # fmt: skip
@@ -43,7 +46,7 @@ def check_meant(denies: bool, host: str, ports: str, field: str) -> None:
     """Refuse a name without a dot that is a word for something else, or that names no public host."""
     if host in _MEANT:
         checks.refuse(field, f"{host!r} is not a host name", _MEANT[host])
-    is_dotless = "." not in host and ":" not in host and host != "localhost"
+    is_dotless = "." not in host and ":" not in host and host not in ("localhost", PUBLIC)
     if is_dotless and not denies and not ports:
         hint = (
             f"for a public host use {host}.com, for a host of this network add the port: {host}:443"
@@ -70,7 +73,7 @@ def split_rule(text: str) -> tuple[bool, str, str]:
 
 
 def read_host(given: str, field: str) -> str:
-    """An exact name, `*.domain`, an address or a network, in canonical spelling."""
+    """An exact name, `*.domain`, an address, a network or `public`, in canonical spelling."""
     if given.startswith("[") and given.endswith("]") and ":" in given:
         return read_address(given[1:-1], field)
     if looks_like_address(given):
@@ -79,7 +82,7 @@ def read_host(given: str, field: str) -> str:
         return read_name(given, field)
     domain = read_name(given[2:], field)
     if "." not in domain:
-        hint = f"as *.example.{domain}; for unfiltered access use `unrestricted`"
+        hint = f"as *.example.{domain}; for every public host use `public`"
         checks.refuse(field, f"{given!r} would allow a whole top-level domain", hint)
     return f"*.{domain}"
 
@@ -97,7 +100,7 @@ def read_name(given: str, field: str) -> str:
     if len(name) > _NAME_MAX or not all(_is_label(label) for label in name.split(".")):
         hint = _alone(given) or "as example.com or *.example.com"
         if given == "*":
-            hint = "for unfiltered access use `unrestricted`"
+            hint = _EVERY
         elif "@" in given:
             hint = f"without the user: {given.rpartition('@')[2]}"
         elif " " in given:

@@ -32,7 +32,8 @@ class NetworkPolicy(Model):
 
     Attributes:
         allowed_hosts: Rules in text form, `[!]HOST[:PORTS]`, in their one spelling and without
-            duplicates. HOST is `name`, `*.name`, an address or a network (`[v6]:port`); PORTS are
+            duplicates. HOST is `name`, `*.name`, an address, a network (`[v6]:port`) or `public`,
+            which is every name and every address that is not special; PORTS are
             `443`, `8000-8100` or `80,443`; `!` denies, and wins over whatever allows.
         rules: Rules that say more than the text form can.
         learn: Let through, and record, whatever no rule denies and is no special address.
@@ -129,7 +130,7 @@ class NetworkPolicy(Model):
 
     @classmethod
     def parse(cls, text: str, *, learn: bool = False) -> NetworkPolicy:
-        """Read `none`, `unrestricted` or `a.com,b.com:80,443,!x.b.com`, as the command line has it.
+        """Read `none`, `public`, `unrestricted` or `a.com,b.com:80,443,!x.b.com`, as the command line has it.
 
         A port between commas belongs to the rule before it.
         """
@@ -139,7 +140,7 @@ class NetworkPolicy(Model):
         if given == UNRESTRICTED:
             return cls(UNRESTRICTED, learn=learn)
         if not given:
-            what = f"must be none, unrestricted or a list of hosts, not {text!r}"
+            what = f"must be none, public, unrestricted or a list of hosts, not {text!r}"
             checks.refuse("network", what, "as example.com,*.example.org:443")
         rules = _split(given)
         for word in ("none", UNRESTRICTED):

@@ -58,7 +58,8 @@ class NetworkRule(Model):
     """Permission or denial for one host; a deny wins over every allow.
 
     Attributes:
-        host: An exact name; `*.domain`, its sub-domains but not itself; an IP address or network.
+        host: An exact name; `*.domain`, its sub-domains but not itself; an IP address or network;
+            `public`, every name and every address that is not special.
         ports: `443`, `8000-8100` or `80,443`; empty is every port.
         methods: Only HTTP requests with one of these; upper-cased.
         paths: Only HTTP requests for one of these, exact or as a prefix that ends in `*`.
@@ -94,6 +95,12 @@ class NetworkRule(Model):
         if self.denies and (self.credential or self.inspect):
             field = "credential" if self.credential else "inspect"
             checks.refuse(field, "a deny rule cannot have one")
+        if self.host == hosts.PUBLIC and self.needs_tls_termination:
+            checks.refuse(
+                "host",
+                "public is every host: methods, paths, credential and inspect need a name",
+                "add a rule for each host that they are for",
+            )
         if self.is_address and self.needs_tls_termination:
             checks.refuse(
                 "host",
