@@ -332,6 +332,26 @@ def test_copies_and_their_bounds(ann: httpx.Client, daemon: Daemon) -> None:
     ann.delete("/v1/templates/copied")
 
 
+def test_an_upload_stays_for_the_build_that_names_it(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """What is freed for a build that would not fit is what that one does not need."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"manager": {"templates": {"bytes": 100_000}}}))
+    with start_daemon("--config", str(config)).client() as client:
+        digest = upload(client, archive(("kept", os.urandom(40_000))))
+        other = upload(client, archive(("other", os.urandom(10_000))))
+        build(client, "large", {"run": "head -c 200000 /dev/urandom > ~/file"})
+        steps = [{"copy": digest, "to": "/srv/data"}]
+        refused = client.post("/v1/templates", json={"name": "copied", "steps": steps})
+        assert (429, "bytes") == (refused.status_code, refused.json()["field"])
+        client.delete("/v1/templates/large")
+        assert "ready" == build(client, "copied", *steps)["status"]
+        steps = [{"copy": other, "to": "/srv/data"}]
+        gone = client.post("/v1/templates", json={"name": "second", "steps": steps})
+        assert (422, "steps[0].copy") == (gone.status_code, gone.json()["field"])
+
+
 def test_a_hostile_archive_reaches_nothing_but_its_sandbox(
     ann: httpx.Client, tmp_path: Path
 ) -> None:

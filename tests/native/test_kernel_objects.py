@@ -177,6 +177,9 @@ import os, signal, socket, time
 def count():
     lines = open("/proc/net/protocols").readlines()
     return next(int(line.split()[2]) for line in lines if line.startswith("NETLINK "))
+def surely():
+    # The kernel sums counts of its processors one after the other: a socket that moves counts twice.
+    return min(count(), count(), count())
 def start(work):
     pid = os.fork()
     if pid == 0:
@@ -193,10 +196,10 @@ def ask():
 pids = [start(spin) for _ in range(4)] + [start(ask) for _ in range(90)]
 most, end = 0, time.monotonic() + 60
 while len(pids) > 64 and time.monotonic() < end:
-    most = max(most, count())
+    most = max(most, surely())
     pids = [pid for pid in pids if os.waitpid(pid, os.WNOHANG) == (0, 0)]
     time.sleep(0.01)
-print(max(most, count()), flush=True)
+print(max(most, surely()), flush=True)
 """
 
 

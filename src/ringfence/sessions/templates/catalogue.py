@@ -42,7 +42,7 @@ from .shared import SharedTemplates, Stored, view_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from .build import Host
@@ -137,7 +137,7 @@ class Templates:
             QuotaExceeded: This owner has as many builds waiting, or as many bytes, as it may.
             LifecycleError: It was started already.
         """
-        self.check_bytes(owner)
+        self.check_bytes(owner, {step.copy for step in request.steps if step.copy})
         for i, step in enumerate(request.steps):
             if step.copy:
                 try:
@@ -163,15 +163,18 @@ class Templates:
             self._waiting.append((owner, build_id))
             self._next()
 
-    def check_bytes(self, owner: str) -> None:
+    def check_bytes(self, owner: str, copies: Collection[str] = ()) -> None:
         """Free what an owner's templates do not need, where they are too large.
+
+        Args:
+            copies: Uploads that a build needs which is not written down yet.
 
         Raises:
             QuotaExceeded: All of it is needed.
         """
         if self.used_bytes(owner) < self.bounds.bytes:
             return
-        self.collect(owner, keep_s=0.0)
+        self.collect(owner, keep_s=0.0, copies=copies)
         if (used := self.used_bytes(owner)) >= self.bounds.bytes:
             raise QuotaExceeded(
                 f"this client's templates take up {used} bytes, of at most {self.bounds.bytes}",
@@ -480,7 +483,9 @@ class Templates:
                 needed.update(running.layers)
         return needed
 
-    def collect(self, owner: str, keep_s: float | None = None) -> None:
+    def collect(
+        self, owner: str, keep_s: float | None = None, copies: Collection[str] = ()
+    ) -> None:
         """Remove an owner's layers that nothing needs and that were not used for long."""
         needed, oldest = (
             self._needed(owner),
@@ -494,6 +499,7 @@ class Templates:
             for record in self.records.unended()
             for step in TemplateRequest.from_json(json.loads(record.request)).steps
         }
+        uploads.update(copies)
         self.places.tidy(self.bounds.keep_s, uploads)
         if keep_s is not None:  # of others nothing goes for one who needs room
             self.places.tidy(keep_s, uploads, owner)
