@@ -226,8 +226,15 @@ class _NativeCopy(WaitingCopy):
         self._report = report
 
     def go_on(self) -> None:
+        """Let it run.
+
+        Raises:
+            Unsupported: It has ended, as something inside or a limit of the sandbox's ended it.
+        """
         try:
             wire.send_raw(self._report, b"g")
+        except OSError as exc:
+            raise refused(f"the copy of {self.run.id} ended before it went on: {exc}") from exc
         finally:
             self._report.close()
 

@@ -219,12 +219,15 @@ def own_bytes(pid: int) -> int:
     """Memory that only the process itself accounts for, shared pages divided by their users.
 
     Files of the host are left out, as the kernel can drop them; those of the sandbox are counted
-    apart. A process that forbids this closer look is charged with all its pages.
+    apart. A process that forbids this closer look is charged with all its pages, unless its parent is
+    outside: it is a helper of ours, and makes a copy while it shares the memory of another helper.
     """
     wanted, place = (b"Pss_Anon:", b"Pss_Shmem:"), directory(pid)
     found = _sum_kib(read(f"{place}/smaps_rollup"), wanted)
     if found is None:
-        found = _sum_kib(read(f"{place}/status"), (b"RssAnon:", b"RssShmem:"))
+        text = read(f"{place}/status")
+        is_ours = b"\nPPid:\t0\n" in text and pid != 1
+        found = 0 if is_ours else _sum_kib(text, (b"RssAnon:", b"RssShmem:"))
     return found or 0
 
 
