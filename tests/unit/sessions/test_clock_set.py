@@ -60,3 +60,28 @@ def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
         manager.get(ended)
     manager.close()
     backend.close()
+
+
+class _Interrupted(FakeClock):
+    """Time that passes while the clocks are read; now and then others run in between."""
+
+    readings = 0
+
+    def now(self) -> float:
+        self.readings += 1
+        self.moment += 0.02 if self.readings % 5 == 0 else 1e-7
+        return self.moment
+
+    def wall(self) -> float:
+        self.moment += 1e-7
+        return self.on_the_wall + self.moment
+
+
+def test_a_moment_is_told_alike_however_busy_the_machine_is() -> None:
+    """A drain compares two tellings of a sandbox's last use."""
+    clock = _Interrupted()
+    told = [clock.wall_at(500.0) for _ in range(200)]
+
+    assert max(told) - min(told) < 1e-5
+    assert told[0] == pytest.approx(clock.on_the_wall + 500.0, abs=1e-5)
+    assert clock.moment > 1000.0 + 200 * 0.02 / 3, "the control: others ran"
