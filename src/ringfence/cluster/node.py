@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 
+from ..backends.local.host.owner import start_time
 from ..daemon import succession
 from ..daemon.config import SOCKET
-from ..daemon.membership import ADDRESSES, DRAIN, DRAINED, LEASE, SECRET
+from ..daemon.membership import ADDRESSES, DRAINED, LEASE, SECRET, lease
 from ..errors import RingfenceError
 from ..images.store import ImageStore
 from ..model.places import state_directory
@@ -283,9 +284,10 @@ class Shard:
 
     def _renew(self) -> None:
         path = os.path.join(self._place, LEASE)
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            drain = DRAIN.decode() if self._drains else ""
-            file.write(f"{os.getpid()}-{time.monotonic_ns()}{drain}")
+        turn = f"{os.getpid()}-{time.monotonic_ns()}"
+        restarter = self._raylet, start_time(self._raylet)
+        with open(f"{path}.new", "wb") as file:
+            file.write(lease(restarter, turn, drains=self._drains))
         os.rename(f"{path}.new", path)
 
     def _serves(self) -> bool:

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+from ..backends.local.host.owner import start_time
 from ..errors import IoError
 from ..model.base import checks
 from ..model.base.model import Model
@@ -25,6 +26,7 @@ DRAIN = b" drain"
 DRAINED = "drained"
 """A file of a daemon that drains and has no sandbox any more."""
 _LOOK_S = 0.5
+_RESTART_S = 60.0  # in which whoever keeps the lease may be started again
 _DAY_S = 86_400.0
 _MOST_NODES, _MOST_SPARE = 10_000, 100_000
 
@@ -38,7 +40,8 @@ class Membership(Model):
     Attributes:
         node: Eight hexadecimal digits, which every id made here contains.
         lease_s: The daemon ends with its sandboxes when the lease was not renewed for so long: the
-            cluster has given the node up by then, and calls its sandboxes lost.
+            cluster has given the node up by then, and calls its sandboxes lost. Where the lease names
+            a process that starts its keeper again, a minute longer while that one lives.
     """
 
     node: str
@@ -115,6 +118,16 @@ def read_secret(state_dir: str) -> bytes:
     return secret
 
 
+def lease(restarter: tuple[int, int], turn: str, *, drains: bool) -> bytes:
+    """The content of the file.
+
+    Args:
+        restarter: Process id and start time of what starts the lease's keeper again.
+        turn: Another one each time.
+    """
+    return f"{restarter[0]}.{restarter[1]} {turn}".encode() + DRAIN * drains
+
+
 async def hold_lease(membership: Membership, state_dir: str, drain: Callable[[bool], bool]) -> None:
     """Return after ending this process as SIGTERM does, once the lease is over.
 
@@ -125,7 +138,10 @@ async def hold_lease(membership: Membership, state_dir: str, drain: Callable[[bo
     """
     path = os.path.join(state_dir, LEASE)
     content, renewed, drains = _read(path), time.monotonic(), False
-    while time.monotonic() - renewed < membership.lease_s:
+    while True:
+        over_s = time.monotonic() - renewed - membership.lease_s
+        if over_s >= 0 and (over_s >= _RESTART_S or not _is_restarted(content)):
+            break
         if content.endswith(DRAIN) or drains:
             drains = content.endswith(DRAIN)
             is_empty = await asyncio.get_running_loop().run_in_executor(None, drain, drains)
@@ -137,6 +153,15 @@ async def hold_lease(membership: Membership, state_dir: str, drain: Callable[[bo
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _is_restarted(content: bytes) -> bool:
+    """Return whether the process lives that starts the lease's keeper again."""
+    pid, dot, started = content.partition(b" ")[0].partition(b".")
+    try:
+        return bool(dot) and start_time(int(pid)) == int(started) > 0
+    except (OSError, ValueError):
+        return False
+
+
 def _mark(path: str, there: bool) -> None:
     with contextlib.suppress(OSError):  # without the mark this node is not released
         open(path, "w").close() if there else os.remove(path)
@@ -145,6 +170,6 @@ def _mark(path: str, there: bool) -> None:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(64)
+            return file.read(128)
     except OSError:
         return b""
