@@ -14,13 +14,7 @@ pytestmark = pytest.mark.anyone
 _ALL = "0.0.0.0/0"
 
 
-_OPEN: dict[str, dict[str, Any]] = {
-    "public": {"mode": "limited", "allowed_hosts": ["public"]},
-    "learning": {"mode": "limited", "learn": True},
-}
-
-
-@pytest.fixture(scope="module", params=_OPEN)
+@pytest.fixture(scope="module", params=["public", "learning"])
 def internet(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -30,9 +24,12 @@ def daemon(
     start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory, internet: str
 ) -> Daemon:
     """A daemon that serves E2B's API, with internet access as E2B has it."""
+    options = ["--e2b", "--listen", "127.0.0.1:0"]
+    if internet == "public":
+        return start_daemon(*options, "--internet", "public")
     config = tmp_path_factory.mktemp("config") / "config.json"
-    config.write_text(json.dumps({"e2b": {"internet": _OPEN[internet]}}))
-    return start_daemon("--e2b", "--listen", "127.0.0.1:0", "--config", str(config))
+    config.write_text(json.dumps({"e2b": {"internet": {"mode": "limited", "learn": True}}}))
+    return start_daemon(*options, "--config", str(config))
 
 
 @pytest.mark.parametrize(

@@ -186,10 +186,11 @@ def _config(given: dict[str, Any]) -> DaemonConfig:
     if "max-sandboxes" in given:
         limit = whole_number(given["max-sandboxes"], "--max-sandboxes")
         form["manager"] = {**form.get("manager", {}), "max_sandboxes": limit}
-    if "domain" in given and "e2b" not in given and form.get("e2b") is None:
-        hint = "add --e2b, or remove --domain"
-        raise InvalidRequest("has no effect without --e2b", field="domain", hint=hint)
-    if "e2b" in given or "domain" in given:
+    of_e2b = [name for name in ("domain", "internet") if name in given]
+    if of_e2b and "e2b" not in given and form.get("e2b") is None:
+        hint = f"add --e2b, or remove --{of_e2b[0]}"
+        raise InvalidRequest("has no effect without --e2b", field=of_e2b[0], hint=hint)
+    if "e2b" in given or of_e2b:
         form["e2b"] = {**(form.get("e2b") or {}), **_e2b(given)}
     if "outlive" in given:
         form["outlive_s"] = parse_duration(given["outlive"], "outlive_s")
@@ -219,7 +220,16 @@ def _check_together(given: dict[str, Any]) -> None:
 
 
 def _e2b(given: dict[str, Any]) -> dict[str, Any]:
-    return {"domain": given["domain"]} if "domain" in given else {}
+    from ..model.net.network import NetworkPolicy
+
+    found = {"domain": given["domain"]} if "domain" in given else {}
+    if "internet" in given:
+        try:
+            policy = NetworkPolicy.parse(given["internet"]).check_no_localhost()
+        except InvalidRequest as exc:
+            raise InvalidRequest(exc.message, field="--internet", hint=exc.hint) from exc
+        found["internet"] = policy.to_json()
+    return found
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -45,6 +45,14 @@ SERVE = Command(
             field="e2b.domain",
         ),
         Option(
+            "internet",
+            "none|public|HOST,...",
+            "with --e2b: what sandboxes reach whose client does not forbid internet access, in the"
+            " form of `run --net`; default: none",
+            field="e2b.internet",
+            words="none public",
+        ),
+        Option(
             "cluster",
             "ADDRESS",
             "serve the sandboxes of all machines of a Ray cluster: HOST:PORT of its head, or auto",
