@@ -93,6 +93,14 @@ def test_interrupted_cells_keep_the_state(context: Context, language: str) -> No
         assert "42" in str(context.run("x + 1").text), endless
 
 
+def test_cells_are_interrupted_however_early(context: Context, language: str) -> None:
+    """Before the interpreter has read them, and while it compiles them."""
+    for patience_s in (0.001, 0.002, 0.004, 0.01, 0.03, 0.1):
+        error = str(context.run(CODE[language].endless[-1], timeout_s=patience_s).error)
+        assert "variables are kept" in error, patience_s
+    assert "42" in str(context.run("x + 1").text)
+
+
 @pytest.mark.full
 def test_an_interpreter_that_ends_begins_again(context: Context, language: str) -> None:
     first = next(iter(CODE[language].values))

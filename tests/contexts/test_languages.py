@@ -154,6 +154,17 @@ def test_every_endless_cell_is_interrupted_and_keeps_its_state(
         assert context.run(CODE[language].show).stdout.startswith("42\n"), endless
 
 
+@pytest.mark.full
+def test_cells_are_interrupted_however_early(context: Context, language: str) -> None:
+    """While the interpreter reads them, prepares to run them, and begins to write."""
+    context.run(CODE[language].keep)
+    for patience_s in (0.001, 0.0015, 0.002, 0.003, 0.005, 0.01) * 3:
+        for endless in (CODE[language].endless[0], CODE[language].endless[-1]):
+            error = str(context.run(endless, timeout_s=patience_s).error)
+            assert "variables are kept" in error, (endless, patience_s)
+    assert context.run(CODE[language].show).stdout.startswith("42\n")
+
+
 def test_streams_that_a_cell_closed_are_back(context: Context, language: str) -> None:
     context.run(CODE[language].close)
 

@@ -9,7 +9,7 @@ public class Driver {
         + "import java.util.*; import java.util.concurrent.*; import java.util.function.*; import java.util.regex.*;"
         + "import java.util.stream.*;";
     static DataOutputStream tells;
-    static volatile boolean wasInterrupted;
+    static volatile long added, begun, finished, interrupted;  // numbers of cells; the last: up to which
     static final JShell shell = JShell.builder().executionEngine("local").build();
     static final java.util.concurrent.BlockingQueue<String> cells = new java.util.concurrent.LinkedBlockingQueue<>();
 
@@ -25,7 +25,7 @@ public class Driver {
         tell("done", "-", "");
         while (true) {
             String code = cells.take();
-            wasInterrupted = false;
+            begun++;
             try {
                 run(code);
             } catch (Throwable error) {  // of the shell itself
@@ -33,6 +33,7 @@ public class Driver {
             }
             System.out.flush();
             System.err.flush();
+            finished = begun;
             tell("done", "-", "");
         }
     }
@@ -50,9 +51,9 @@ public class Driver {
             while (true) {
                 int size = asks.readInt();
                 if (size < 0) {
-                    wasInterrupted = true;
-                    shell.stop();
+                    interrupt(added);
                 } else {
+                    added++;
                     cells.add(new String(asks.readNBytes(size), StandardCharsets.UTF_8));
                 }
             }
@@ -61,9 +62,30 @@ public class Driver {
         }
     }
 
+    /** Interrupts all cells up to that one. The shell ignores what comes while it compiles, so it is told until the end. */
+    static void interrupt(long cell) {
+        interrupted = cell;
+        Thread stopper = new Thread(() -> {
+            while (finished < cell) {
+                shell.stop();
+                try {
+                    Thread.sleep(20);
+                } catch (InterruptedException end) {
+                    return;
+                }
+            }
+        });
+        stopper.setDaemon(true);
+        stopper.start();
+    }
+
+    static boolean wasInterrupted() {
+        return interrupted >= begun && begun > 0;
+    }
+
     static void run(String code) throws IOException {
         var analysis = shell.sourceCodeAnalysis();
-        for (String left = code; !left.isBlank() && !wasInterrupted; ) {
+        for (String left = code; !left.isBlank() && !wasInterrupted(); ) {
             var found = analysis.analyzeCompletion(left);
             boolean isLast = found.remaining().isBlank();
             String source = found.completeness().isComplete() ? found.source() : left;
@@ -73,13 +95,13 @@ public class Driver {
             if (isLast || !found.completeness().isComplete()) break;
             left = found.remaining();
         }
-        if (wasInterrupted) fail("KeyboardInterrupt", "", "KeyboardInterrupt");
+        if (wasInterrupted()) fail("KeyboardInterrupt", "", "KeyboardInterrupt");
     }
 
     /** Tells what came of a snippet, and whether the next one may run. */
     static boolean tell(SnippetEvent event, boolean isLast) throws IOException {
         Snippet snippet = event.snippet();
-        if (wasInterrupted) return true;
+        if (wasInterrupted()) return true;
         if (event.exception() instanceof EvalException error) {
             StringBuilder trace = new StringBuilder(error.getExceptionClassName() + ": " + error.getMessage());
             for (StackTraceElement each : error.getStackTrace()) trace.append("\n    at ").append(each);

@@ -1,8 +1,8 @@
 """R and Java as interpreters of a context. Runs inside the sandbox, sent with `kernel.py` and a driver.
 
 The driver is a program in the language itself. It reads cells, each behind its length in four bytes,
-and answers with lines `kind name length`, each with as many bytes behind it: `part`, then `main`,
-`display` or `error` for the parts since, and `done`. The length -1 interrupts a cell of Java.
+and answers with lines `kind name length`, each with as many bytes behind it: `begun` (R), `part`, then
+`main`, `display` or `error` for the parts since, and `done`. The length -1 interrupts a cell of Java.
 """
 
 from __future__ import annotations
@@ -119,11 +119,12 @@ class Driver:
         self, show: Callable[[str, dict[str, bytes]], None], takes_interrupt: Callable[[], bool]
     ) -> bool:
         parts: dict[str, bytes] = {}
-        failed, seen = None, b""
+        failed, seen, was_early = None, b"", False
         poll = select.poll()
         poll.register(self._tells, select.POLLIN)
         while True:
             if takes_interrupt():
+                was_early = True
                 self._interrupt()
             if not poll.poll(_LOOKS_S * 1000):
                 continue
@@ -140,6 +141,9 @@ class Driver:
                 payload, seen = rest[:size], rest[size:]
                 if kind == "part":
                     parts[name] = payload
+                elif kind == "begun":
+                    if was_early:  # R has taken it for one of an earlier cell
+                        self._process.send_signal(signal.SIGINT)
                 elif kind == "done":
                     if failed is not None:
                         raise failed
@@ -156,7 +160,7 @@ class Driver:
 
     def _parsed(self, header: bytes) -> tuple[str, str, int]:
         kind, name, size = (*header.decode("latin-1").split(" "), "", "", "")[:3]
-        is_known = kind in ("part", "main", "display", "error", "done")
+        is_known = kind in ("begun", "part", "main", "display", "error", "done")
         return kind, name, int(size) if is_known and size.isdigit() else -1
 
     def _interrupt(self) -> None:

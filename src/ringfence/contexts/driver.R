@@ -46,6 +46,7 @@
     Encoding(code) <- "UTF-8"
     # What was meant for an earlier cell does not end this one.
     tryCatch(allowInterrupts(Sys.sleep(0)), interrupt = function(e) NULL)
+    tell("begun")
     tryCatch(allowInterrupts(run(code)),
       error = function(e) fail("Error", conditionMessage(e), paste("Error:", conditionMessage(e))),
       interrupt = function(e) fail("KeyboardInterrupt", "", "KeyboardInterrupt"))

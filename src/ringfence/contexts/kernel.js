@@ -12,8 +12,9 @@ const FRAME_BYTES = 1 << 16;
 const WIRE = 6, PIPES = [[8, 'out'], [9, 'err']];
 
 class Wire {
-  constructor(memory) {
+  constructor(memory, holder) {
     this.lock = new Int32Array(memory, 0, 2);
+    this.holder = holder;
     this.counts = new Float64Array(memory, 8, 2);  // bytes kept and dropped, of the cell that runs
     this.cellBytes = new Uint8Array(memory, 24, 64);
     this.buffer = Buffer.alloc(FRAME_BYTES);
@@ -23,7 +24,10 @@ class Wire {
   get cell() { return Buffer.from(this.cellBytes).toString('latin1').replace(/\\0+$/, ''); }
   set cell(id) { this.cellBytes.fill(0); this.cellBytes.set(Buffer.from(id, 'latin1')); }
   exclusively(work) {
-    while (Atomics.compareExchange(this.lock, 0, 0, 1) !== 0) Atomics.wait(this.lock, 0, 1, 100);
+    for (let held; (held = Atomics.compareExchange(this.lock, 0, 0, this.holder)) !== 0;) {
+      if (held === this.holder) break;  // an interrupt has ended what held it: without \`finally\`
+      Atomics.wait(this.lock, 0, held, 100);
+    }
     try { return work(); } finally { Atomics.store(this.lock, 0, 0); Atomics.notify(this.lock, 0, 1); }
   }
   frame(kind, payload = Buffer.alloc(0), name = '-', cell = this.cell) {
@@ -67,7 +71,7 @@ const listener = `
 const { parentPort, workerData, MessagePort } = require('worker_threads');
 const net = require('net');
 const inspector = require('inspector');
-const wire = new Wire(workerData.memory), answers = workerData.answers;
+const wire = new Wire(workerData.memory, 1), answers = workerData.answers;
 const session = new inspector.Session();
 session.connectToMainThread();
 let queue = [], current = null, count = 0, pause = 4, timer = null, seen = Buffer.alloc(0);
@@ -111,10 +115,15 @@ function interrupt(cell) {
       part('name', 'KeyboardInterrupt'), part('value', 'the cell was interrupted before its turn'),
       wire.frame('error', undefined, '-', skipped.cell), wire.frame('done', Buffer.from(count + ' 0'), '-', skipped.cell)));
   } else if (current && (cell === null || cell === current.cell)) {
-    session.post('Runtime.evaluate', {
-      expression: 'globalThis[Symbol.for("ringfence.interrupt")](' + JSON.stringify(current.cell) + ')', silent: true });
+    stop(current.cell);
     interruptChildren();
   }
+}
+function stop(cell) {  // again and again: the main thread may not have begun, or V8 still end something else
+  if (!current || current.cell !== cell) return;
+  session.post('Runtime.evaluate', {
+    expression: 'globalThis[Symbol.for("ringfence.interrupt")](' + JSON.stringify(cell) + ')', silent: true });
+  setTimeout(stop, 50, cell);
 }
 function take(request) {
   if (request.do === 'answer') {
@@ -157,7 +166,7 @@ parentPort.postMessage(null);
   const BINARY = ['image/png', 'image/jpeg', 'application/pdf'];
   const take = Symbol.for('ringfence.take'), display_ = Symbol.for('Jupyter.display');
   const memory = new SharedArrayBuffer(128);
-  const wire = new Wire(memory), channel = new MessageChannel();
+  const wire = new Wire(memory, 2), channel = new MessageChannel();
   const session = new inspector.Session();
   session.connect();
   const sources = new Map();  // code of cells, by the name that a trace shows
@@ -174,7 +183,10 @@ parentPort.postMessage(null);
   }
   function stop() {
     const cell = current;
-    setImmediate(() => { if (cell && current === cell) end(cell, new KeyboardInterrupt()); });
+    setImmediate(() => {
+      depth = 0;
+      if (cell && current === cell) end(cell, new KeyboardInterrupt());
+    });
     session.post('Runtime.terminateExecution');
   }
   class KeyboardInterrupt extends Error {
@@ -437,7 +449,6 @@ parentPort.postMessage(null);
   worker.on('error', () => process.reallyExit(1));
   worker.on('message', request => {
     if (request === null) return void wire.exclusively(() => wire.write(wire.frame('hello', undefined, '-', '-')));
-    current = { ...request, shown: [] };
     restore();
     while (receiveMessageOnPort(channel.port1));  // answers that an earlier cell did not take
     whole(() => {
@@ -445,6 +456,8 @@ parentPort.postMessage(null);
       for (const [kind, data] of lateOutput.splice(0)) wire.keep(kind, data);
       lateBytes = 0;
     });
+    // Last: an interrupt from here on ends what runs, which must not hold the lock by then.
+    current = { ...request, shown: [] };
     if (request.do === 'variables') list(current); else run(current);
   });
 })(REST);
