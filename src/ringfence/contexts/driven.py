@@ -16,6 +16,7 @@ from typing import Any, Callable  # noqa: UP035  Python 3.8
 
 SOURCE: str = globals().get("SOURCE", "")  # of the driver; see `frames`
 _LOOKS_S = 0.05  # at interrupts, while a cell runs
+_AGAIN = 4  # times that R is interrupted, a look apart
 _MOST_BYTES = 64 << 20  # of one part
 _NEEDS = {"r": ("Rscript", "R"), "java": ("jshell", "a JDK with jshell")}
 _COMMANDS = {
@@ -119,14 +120,18 @@ class Driver:
         self, show: Callable[[str, dict[str, bytes]], None], takes_interrupt: Callable[[], bool]
     ) -> bool:
         parts: dict[str, bytes] = {}
-        failed, seen, was_early = None, b"", False
+        failed, seen, was_early, again = None, b"", False, 0
         poll = select.poll()
         poll.register(self._tells, select.POLLIN)
         while True:
             if takes_interrupt():
-                was_early = True
+                was_early, again = True, _AGAIN
                 self._interrupt()
             if not poll.poll(_LOOKS_S * 1000):
+                if again > 1 and self._language == "r":
+                    again -= 1
+                    self._interrupt_again()
+                    takes_interrupt()  # our own
                 continue
             data = os.read(self._tells, 1 << 16)
             seen += data
@@ -167,6 +172,13 @@ class Driver:
         if self._language == "java":
             os.write(self._asks, b"\xff\xff\xff\xff")
         elif os.getpgrp() != os.getpid():  # else it has had the signal
+            self._process.send_signal(signal.SIGINT)
+
+    def _interrupt_again(self) -> None:
+        """Reach what `system` had not started yet: R waits for that, and heeds no interrupt meanwhile."""
+        if os.getpgrp() == os.getpid():
+            os.kill(0, signal.SIGINT)
+        else:
             self._process.send_signal(signal.SIGINT)
 
     def _end(self) -> None:
