@@ -73,7 +73,7 @@ def test_it_drains_when_its_lease_says_so(server: Server) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_lease_goes_on_while_its_keeper_is_started_again(server: Server, is_named: bool) -> None:
+def test_a_lease_goes_on_while_its_actor_is_started_again(server: Server, is_named: bool) -> None:
     """Of a busy machine Ray takes longer to do so than the lease is."""
     with subprocess.Popen(["sleep", "1000"]) as raylet:
         try:

@@ -26,7 +26,7 @@ DRAIN = b" drain"
 DRAINED = "drained"
 """A file of a daemon that drains and has no sandbox any more."""
 _LOOK_S = 0.5
-_RESTART_S = 60.0  # in which whoever keeps the lease may be started again
+_RESTART_S = 60.0  # in which the actor that renews the lease may be started again
 _DAY_S = 86_400.0
 _MOST_NODES, _MOST_SPARE = 10_000, 100_000
 
@@ -41,7 +41,7 @@ class Membership(Model):
         node: Eight hexadecimal digits, which every id made here contains.
         lease_s: The daemon ends with its sandboxes when the lease was not renewed for so long: the
             cluster has given the node up by then, and calls its sandboxes lost. Where the lease names
-            a process that starts its keeper again, a minute longer while that one lives.
+            the process that starts the renewing actor again, a minute longer while that lives.
     """
 
     node: str
@@ -122,7 +122,7 @@ def lease(restarter: tuple[int, int], turn: str, *, drains: bool) -> bytes:
     """The content of the file.
 
     Args:
-        restarter: Process id and start time of what starts the lease's keeper again.
+        restarter: Process id and start time of what starts the renewing actor again.
         turn: Another one each time.
     """
     return f"{restarter[0]}.{restarter[1]} {turn}".encode() + DRAIN * drains
@@ -154,7 +154,7 @@ async def hold_lease(membership: Membership, state_dir: str, drain: Callable[[bo
 
 
 def _is_restarted(content: bytes) -> bool:
-    """Return whether the process lives that starts the lease's keeper again."""
+    """Return whether the process lives that starts the renewing actor again."""
     pid, dot, started = content.partition(b" ")[0].partition(b".")
     try:
         return bool(dot) and start_time(int(pid)) == int(started) > 0
