@@ -10,6 +10,7 @@ from tests.unit.cluster.simulation import Simulation, choose_at_random
 pytestmark = [pytest.mark.anyone, pytest.mark.full]
 
 
+@pytest.mark.timeout(600)  # of computing alone: half a minute, and over two beside other passes
 def test_a_large_cluster_stays_even_and_warm(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Simulation(1_000).run(100_000)
     control = Simulation(100, choose_at_random).run(5_000)
