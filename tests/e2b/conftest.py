@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,6 +72,14 @@ class Box:
         body = b"\0" + len(text).to_bytes(4, "big") + text
         kind = {"content-type": "application/connect+json", **(headers or {})}
         return frames_of(self.call("POST", path, content=body, headers=kind, **more).content)
+
+    def signed(self, path: str, operation: str = "read", until: str = "") -> dict[str, str]:
+        """The query of a signed URL."""
+        token = self.made["envdAccessToken"]
+        text = ":".join([path, operation, "", token, *([until] if until else [])])
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        query = {"path": path, "signature": f"v1_{digest}"}
+        return {**query, "signature_expiration": until} if until else query
 
     def run(self, script: str, **more: Any) -> list[dict[str, Any]]:
         """Run a command, and return all messages."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import os
 import time
@@ -88,18 +87,11 @@ def test_a_key_that_reads_changes_nothing(make_client: MakeClient) -> None:
     assert 403 == reader.api("POST", "/v2/sandboxes", json={}).status_code
 
 
-def _signed(box: Box, path: str, operation: str = "read", until: str = "") -> dict[str, str]:
-    text = ":".join([path, operation, "", box.made["envdAccessToken"], *([until] if until else [])])
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-    query = {"path": path, "signature": f"v1_{digest}"}
-    return {**query, "signature_expiration": until} if until else query
-
-
 def test_a_signature_is_for_one_path_and_one_operation(box: Box) -> None:
     box.call("POST", "/files?path=/home/user/a", content=b"a")
     box.call("POST", "/files?path=/home/user/b", content=b"b")
     named = {"E2b-Sandbox-Id": box.id}
-    query = _signed(box, "/home/user/a")
+    query = box.signed("/home/user/a")
 
     assert b"a" == box.http.get("/files", params=query, headers=named).content
     assert b"a" == box.http.get("/files", params=query).content, "without the sandbox's id"
@@ -111,17 +103,17 @@ def test_a_signature_is_for_one_path_and_one_operation(box: Box) -> None:
     until = str(int(time.time()) - 1)
     for headers in (named, {}):
         late = box.http.get(
-            "/files", params=_signed(box, "/home/user/a", "read", until), headers=headers
+            "/files", params=box.signed("/home/user/a", "read", until), headers=headers
         )
         assert (401, "signature is already expired") == (late.status_code, late.json()["message"])
-    longer = {**_signed(box, "/home/user/a", "read", until), "signature_expiration": "9" * 10}
+    longer = {**box.signed("/home/user/a", "read", until), "signature_expiration": "9" * 10}
     assert 401 == box.http.get("/files", params=longer, headers=named).status_code
 
 
 def test_a_signature_for_reading_is_none_for_writing_by_another_split(box: Box) -> None:
     """`path:operation:user:token` has colons between, and a path may have some, too."""
     box.call("POST", "/files?path=/home/user/c:write", content=b"c")
-    query = _signed(box, "/home/user/c:write")
+    query = box.signed("/home/user/c:write")
     assert b"c" == box.http.get("/files", params=query).content, "the control"
 
     split = {**query, "path": "/home/user/c", "username": "read:"}
@@ -132,11 +124,11 @@ def test_a_signature_for_reading_is_none_for_writing_by_another_split(box: Box) 
 
 def test_a_path_longer_than_any_file_has_is_not_hashed_for_every_sandbox(box: Box) -> None:
     long = "/home/user/" + "x" * 4096
-    assert 401 == box.http.get("/files", params=_signed(box, long)).status_code
+    assert 401 == box.http.get("/files", params=box.signed(long)).status_code
     assert (
         401
         == box.http.get(
-            "/files", params=_signed(box, long), headers=box.headers | {"X-Access-Token": ""}
+            "/files", params=box.signed(long), headers=box.headers | {"X-Access-Token": ""}
         ).status_code
     )
 

@@ -14,7 +14,7 @@ from ..api.access.caller import ADMIN, TOKEN, Caller
 from ..api.admission import Body
 from ..e2b import templates
 from ..e2b.call import ApiError, unauthorized
-from ..e2b.entrance import ENVD_PORT, FORWARDED, GRANT, INTERPRETER_PORT, Entrance, Passing
+from ..e2b.entrance import FORWARDED, GRANT, Entrance, Passing
 from ..e2b.lists import MOST_PAGE, ORDER
 from ..errors import BadJson, InvalidRequest
 from ..model.base.ids import node_of
@@ -78,7 +78,7 @@ class _Passing(Passing[Front]):
 
     async def _answer(self) -> None:
         is_control = not self._port and not self._sandbox
-        self._check_origin(is_page=self._port not in (0, ENVD_PORT, INTERPRETER_PORT))
+        self._check_origin()
         if is_control and templates.is_upload(self._method, self._path, self._headers):
             # The node that has made the URL looks at its signature.
             caller, method = Caller("", TOKEN), self._method

@@ -42,7 +42,7 @@ class _Passing(Passing[Door]):
         routes = _BY_PORT.get(self._port)
         self._sealed = self._of_gateway()
         if self._sealed is None:
-            self._check_origin(is_page=routes is None)
+            self._check_origin()
         elif self._path == GRANT and self._sealed.scope != TOKEN:
             await self._tell_grant()
             return

@@ -124,7 +124,11 @@ class Passing(Generic[E]):
     async def serve(self) -> None:
         """Answer it: with an error in E2B's form if need be."""
         try:
-            await self._answer()
+            if self._is_preflight:
+                self._check_origin()
+                await self._allow_page()
+            else:
+                await self._answer()
         except ClientDisconnect:
             pass
         except Exception as exc:
@@ -141,14 +145,26 @@ class Passing(Generic[E]):
 
     # -- callers --------------------------------------------------------------------------------
 
-    def _check_origin(self, *, is_page: bool) -> None:
+    def _check_origin(self) -> None:
         """Refuse a host name that is not the server's, and web pages of elsewhere."""
         policy = self._service.origin_policy
         if PEER not in self._state and not self._entrance.name_in(self._headers):
             origin_policy.check_host(policy, self._headers.get("host", ""))
-        if not is_page:  # a sandbox's pages have origins of their own
+        # A sandbox's pages have origins of their own. A signed URL is meant for pages, and what it
+        # allows is in it: no page gets more from it than the one who was given the URL.
+        if not self._is_of_port and not self._is_signed:
             origin, site = self._headers.get("origin"), self._headers.get("sec-fetch-site")
             origin_policy.check_origin(policy, origin, site)
+
+    @property
+    def _is_of_port(self) -> bool:
+        """Whether the request is for a server inside, which has an origin of its own."""
+        return self._port not in (0, ENVD_PORT, INTERPRETER_PORT)
+
+    @property
+    def _is_signed(self) -> bool:
+        is_file = self._port == ENVD_PORT and self._path == "/files"
+        return is_file and b"signature=" in self._scope.get("query_string", b"")
 
     def _with_key(self) -> Caller:
         kind, _, text = self._headers.get("authorization", "").partition(" ")
@@ -164,12 +180,42 @@ class Passing(Generic[E]):
             raise ApiError(403, f"a {caller.scope} key may not do this")
         return caller
 
+    # -- pages ----------------------------------------------------------------------------------
+
+    @property
+    def _is_preflight(self) -> bool:
+        """Whether a browser asks what a page may send (CORS); such a request has no key or token."""
+        is_asking = {"origin", "access-control-request-method"} <= self._headers.keys()
+        return is_asking and self._method == "OPTIONS" and not self._is_of_port
+
+    async def _allow_page(self) -> None:
+        headers = {
+            "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
+            "access-control-allow-headers": self._headers.get("access-control-request-headers", ""),
+            "access-control-max-age": "600",
+        }
+        await Response(status_code=204, headers=headers)(self._scope, self._receive, self.send)
+
+    def _fields_for_page(self) -> list[tuple[bytes, bytes]]:
+        """Header fields by which scripts of an accepted page may read the answer."""
+        origin = self._headers.get("origin")
+        if origin is None or self._is_of_port or self._is_of_gateway:
+            return []
+        if not self._is_signed and origin.lower() not in self._service.origin_policy.origins:
+            return []
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"vary", b"origin"),
+            (b"access-control-expose-headers", b"x-next-token, retry-after, content-range"),
+        ]
+
     # -- going out ------------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
         """See the status on its way out."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._fields_for_page()]
         elif message["type"] == "websocket.accept":
             self._status = 101
         await self._send(message)
