@@ -94,3 +94,22 @@ def test_a_signed_url_is_for_every_page(client: Client, box: Box) -> None:
     assert 403 == box.call("GET", "/files", params=query, headers={"Origin": OTHER}).status_code
     host = {"Host": "rebound.example", "Origin": OTHER}
     assert 403 == client.http.get(download, headers=host).status_code
+
+
+def test_a_browser_gets_a_page_for_a_port_that_is_closed(client: Client, box: Box) -> None:
+    browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0"}
+    host = {"Host": f"3001-{box.id}.sbx.test"}
+    closed = client.http.get("/", headers={**host, **browser})
+    gone = client.http.get("/", headers={"Host": "3000-gone.sbx.test", **browser})
+    odd = {"E2b-Sandbox-Id": "<b>gone</b>", "E2b-Sandbox-Port": "3000", **browser}
+
+    assert 502 == closed.status_code
+    assert closed.headers["content-type"].startswith("text/html")
+    assert "<title>Closed Port Error</title>" in closed.text
+    assert "refused on port 3001" in closed.text
+    assert 502 == gone.status_code
+    assert "The sandbox was not found: gone" in gone.text
+    assert "&lt;b&gt;gone" in client.http.get("/", headers=odd).text
+    assert 3001 == client.http.get("/", headers=host).json()["port"], "for programs, JSON"
+    envd = {"Host": "49983-gone.sbx.test", **browser}
+    assert 502 == client.http.get("/health", headers=envd).json()["code"], "the SDK in a browser"

@@ -22,6 +22,7 @@ from ..api.service import Service
 from ..errors import RingfenceError, SandboxLost, TooManyRequests
 from .call import ApiError
 from .codec import STATUS, RpcError, rpc_error
+from .pages import error_page, is_browser
 
 logger = logging.getLogger("ringfence.e2b")
 
@@ -226,6 +227,9 @@ class Passing(Generic[E]):
         is_rpc = "." in self._path.lstrip("/").partition("/")[0]
         is_inside = bool(self._port)
         response = _error_response(exc, is_rpc=is_rpc, is_inside=is_inside)
+        is_for_person = self._is_of_port and is_browser(self._headers.get("user-agent", ""))
+        if is_for_person and isinstance(exc, ApiError) and self._scope["type"] == "http":
+            response = error_page(exc)
         self._why = getattr(exc, "code", "") or type(exc).__name__
         if not isinstance(exc, (ApiError, RpcError, RingfenceError)):
             logger.error("%s %s failed", self._method, self._path, exc_info=exc)
