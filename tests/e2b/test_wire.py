@@ -543,3 +543,23 @@ def test_a_directory_below_a_file_is_refused_as_linux_does(box: Box) -> None:
     assert (500, True) == (refused.status_code, "not a directory" in refused.json()["message"])
     control = box.rpc("/filesystem.Filesystem/MakeDir", {"path": "/home/user/a-file"})
     assert "it is not a directory" in control.json()["message"]
+
+
+def test_a_part_of_a_file(box: Box) -> None:
+    """As E2B's newer SDKs read one, and as browsers play a video from a signed URL."""
+    url = "/files?path=part"
+    box.call("POST", url, content=b"Hello, world!")
+
+    def part(asked: str, **more: str) -> httpx.Response:
+        return box.call("GET", url, headers={"Range": asked, **more})
+
+    middle = part("bytes=7-11", **{"Accept-Encoding": "gzip"})
+    assert (206, b"world") == (middle.status_code, middle.content)
+    assert "bytes 7-11/13" == middle.headers["content-range"]
+    assert [b"world!", b"ld!"] == [part(each).content for each in ("bytes=7-", "bytes=-3")]
+    assert 416 == part("bytes=13-").status_code
+    tag = box.call("GET", url).headers["etag"]
+    assert 206 == part("bytes=0-1", **{"If-Range": tag}).status_code
+    box.call("POST", url, content=b"changed")
+    assert b"changed" == part("bytes=0-1", **{"If-Range": tag}).content
+    assert 404 == box.call("GET", "/files?path=nothing", headers={"Range": "bytes=0-1"}).status_code

@@ -47,14 +47,15 @@ def _path(call: Call) -> str:
 
 
 async def download(call: Call) -> Response:
-    """Send a file, by gzip if the client takes it."""
-    path = _path(call)
+    """Send a file or the part that `Range` names; a whole one by gzip if that is all the client takes."""
+    path, headers = _path(call), call.request.headers
     sandbox_id = call.inside.sandbox_id
+    part = headers.get("range", ""), headers.get("if-range", "")
     try:
         info = await call.call(call.inside.sandbox.files.stat, path, follow=True)
         if info.kind == DIRECTORY:
             raise ApiError(400, f"path '{path}' is a directory")
-        response = await our_files.read(sandbox_id, path, call.service, call.caller, "", "")
+        response = await our_files.read(sandbox_id, path, call.service, call.caller, *part)
     except (FileNotFound, NotADirectory) as exc:
         if path == _BOOT_ID:  # gVisor's kernel has none
             return PlainTextResponse(call.shared.tokens.boot_id(call.inside, call.notes.boots))
@@ -64,9 +65,10 @@ async def download(call: Call) -> Response:
     # A line break in a header would cut the connection.
     name = re.sub(r"[^ !#-\[\]-~]", "?", posixpath.basename(path))
     response.headers["content-disposition"] = f'inline; filename="{name}"'
-    takes = call.request.headers.get("accept-encoding", "")
+    takes = headers.get("accept-encoding", "")
     # Only where it is all that the client takes: to compress costs more than loopback.
-    if takes.strip() == "gzip" and isinstance(response, StreamingResponse):
+    is_gzip = takes.strip() == "gzip" and response.status_code == 200
+    if is_gzip and isinstance(response, StreamingResponse):
         response.body_iterator = _deflated(response.body_iterator)
         del response.headers["content-length"]
         response.headers["content-encoding"] = "gzip"
