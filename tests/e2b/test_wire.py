@@ -563,3 +563,19 @@ def test_a_part_of_a_file(box: Box) -> None:
     box.call("POST", url, content=b"changed")
     assert b"changed" == part("bytes=0-1", **{"If-Range": tag}).content
     assert 404 == box.call("GET", "/files?path=nothing", headers={"Range": "bytes=0-1"}).status_code
+
+
+def test_programs_learn_which_sandbox_they_are_in(client: Client, box: Box) -> None:
+    """By variables, and by files where the variables are of another: in a copy."""
+    names = ("E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEAM_ID", "E2B_TEMPLATE_ID")
+    script = "".join(f'echo "${each}" "$(cat /run/e2b/.{each})";' for each in names)
+
+    def told(where: Box) -> str:
+        return _text(where.run(script))
+
+    assert told(box) == f"true true\n{box.id} {box.id}\nringfence ringfence\nbase base\n"
+    copied = client.api("POST", f"/sandboxes/{box.id}/fork", json={"count": 1, "timeout": 60})
+    copy = Box(client.http, copied.json()[0]["sandbox"])
+    assert copy.id != box.id
+    assert f"{copy.id} {copy.id}\n" in told(copy)
+    client.api("DELETE", f"/sandboxes/{copy.id}")

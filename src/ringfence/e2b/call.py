@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,18 @@ from ..api.bodies import SHORT
 from ..api.service import Service
 from ..api.thread_pools import PARSING
 from ..execs.execs import Execs
+from ..model.client_session import SessionState
 from ..sessions.live import Live
 from .codec import Inflate, json_object
+from .identity import write_files
 from .metering import Meter
 from .notes import Notes, notes_of
-from .settings import E2BSettings
+from .settings import IDENTITY, E2BSettings
 from .tokens import Tokens
 from .watchers import Watchers
 
 _TOO_LARGE = 413
+logger = logging.getLogger("ringfence.e2b")
 
 
 class ApiError(Exception):
@@ -56,6 +60,31 @@ class Shared:
         self.pids: dict[str, int] = {}
         self.ahead_s = service.manager.clock.ahead_s
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._introduced: dict[str, asyncio.Future[None]] = {}
+
+    def introduce(self, live: Live) -> None:
+        """Begin to write the files that tell programs inside which sandbox they are in.
+
+        They take milliseconds that the client needs anyway to receive its sandbox.
+        """
+        if live.state != SessionState.ACTIVE:  # found by its key, it may be paused
+            return
+        name = live.sandbox_id
+        writing = self.service.thread_pools.call(write_files, live, key=name)
+        begun = self._introduced[name] = asyncio.ensure_future(writing)
+
+        def end(done: asyncio.Future[None]) -> None:
+            if self._introduced.get(name) is done:
+                del self._introduced[name]
+            if not done.cancelled() and (exc := done.exception()) is not None:
+                logger.warning("the files in %s of %s were not written: %s", IDENTITY, name, exc)
+
+        begun.add_done_callback(end)
+
+    async def introduced(self, live: Live) -> None:
+        """Wait until the files are written, where they are being so."""
+        if begun := self._introduced.get(live.sandbox_id):
+            await asyncio.wait([begun])
 
     def lock(self, name: str) -> asyncio.Lock:
         """Return the lock of this name; it lives for as long as it is held or waited for."""

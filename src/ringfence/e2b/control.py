@@ -24,6 +24,7 @@ from ..sessions.live import Live
 from . import lists, lives, network, template_steps, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
+from .identity import TEAM, write_files
 from .metering import sizes
 from .notes import Notes, notes_of, own_metadata
 from .processes import note_copies
@@ -82,6 +83,7 @@ async def create(call: Call) -> Response:
 
     live = await call.call(make)
     call.shared.meter.begin()
+    call.shared.introduce(live)
     return JSONResponse(_opened(call, live), 201)
 
 
@@ -279,7 +281,7 @@ def _names(snapshot: Snapshot) -> list[str]:
 
 def _shown_id(snapshot: Snapshot) -> str:
     names = _names(snapshot)
-    return f"{_CLIENT}/{names[0]}" if names else snapshot.id
+    return f"{TEAM}/{names[0]}" if names else snapshot.id
 
 
 def _snapshot(call: Call, any_name: str) -> Snapshot | None:
@@ -373,6 +375,7 @@ async def fork(call: Call) -> Response:
                 answers.append({"error": {"code": 500, "message": made.message}})
                 continue
             note_copies(call, made.sandbox_id, carry.execs)
+            write_files(made)
             answers.append({"sandbox": _opened(call, made)})
         return answers
 

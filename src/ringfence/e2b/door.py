@@ -85,7 +85,10 @@ class _Passing(Passing[Door]):
         # Ended with the key, unless it changes something: then its answer says whether it did.
         kept = self._service.open_requests.begin(caller, "GET" if live else self._method, None)
         try:
-            call = Call(self._entrance.shared, Request(self._scope, body), caller, live, params)
+            shared = self._entrance.shared
+            if live is not None:
+                await shared.introduced(live)
+            call = Call(shared, Request(self._scope, body), caller, live, params)
             response = await route.handler(call)
             await response(self._scope, body, self.send)
         finally:

@@ -28,7 +28,7 @@ from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
 from .codec import field
 from .entries import absolute
-from .processes import environment
+from .identity import variables
 from .settings import HOME
 
 _MOST = 100  # contexts of a sandbox
@@ -119,7 +119,7 @@ async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
     command = argv_of(language)
     at = command.index(MARK)
     argv = (*command[:at], context_id, *command[at:])
-    asked = ExecRequest(argv, cwd=cwd, env=environment(call), stream_stdin=True)
+    asked = ExecRequest(argv, cwd=cwd, env=variables(call.inside), stream_stdin=True)
     wanted = call.service.permissions.judge(call.caller, asked)
     run: Run = await call.call(call.shared.execs.start, call.inside, wanted)
     await begin(call.service, run)

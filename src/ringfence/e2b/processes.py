@@ -21,6 +21,7 @@ from ..spool.order import ERR, OUT
 from .call import Call
 from .codec import RpcError, field, from_base64, to_base64
 from .entries import absolute
+from .identity import variables
 from .rpc import (
     client_stream,
     deadline_s,
@@ -64,12 +65,6 @@ async def _number(call: Call, run: Run) -> int:
     return known
 
 
-def environment(call: Call) -> dict[str, str]:
-    """Variables that tell a program inside where it is."""
-    found = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": call.inside.sandbox_id}
-    return {**found, "E2B_TEMPLATE_ID": call.notes.template}
-
-
 async def _find(call: Call, form: dict[str, Any]) -> Run:
     """Find the exec that a selector means, which runs.
 
@@ -105,7 +100,7 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
     request = ExecRequest(
         argv,
         cwd=absolute(cwd) if cwd else None,
-        env=environment(call) | env,
+        env=variables(live) | env,
         user=user_of(call),
         timeout_s=timeout_s,
         pty=_size_of(pty) if pty is not None else None,

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 USER, HOME = "user", "/home/user"
 _OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}
-_HOME_MOUNT = Mount(HOME, "", READ_WRITE, protect=())
+IDENTITY = "/run/e2b"
+"""Directory of the files that tell programs inside which sandbox they are in."""
+_MOUNTS = tuple(Mount(each, "", READ_WRITE, protect=()) for each in (HOME, IDENTITY))
 # E2B's files are written by root, and OpenAI Agents makes this directory so.
 # Its sudo comes before the host's, which cannot work inside.
 _BUILT_IN_SPEC = SandboxSpec(
@@ -63,7 +65,7 @@ class E2BSettings(Model):
     def spec_of(self, template: str) -> SandboxSpec | None:
         """Return what a template name stands for; `NAME:TAG` is the same as `NAME`.
 
-        Each has E2B's home directory: clients write paths that begin there.
+        Each has E2B's home directory, in which the paths that clients write begin.
         """
         name = template.partition(":")[0]
         spec = self.templates.get(name)
@@ -71,9 +73,9 @@ class E2BSettings(Model):
             if name not in _BUILT_IN:
                 return None
             spec = _BUILT_IN_SPEC
-        has_home = any(each.target == HOME for each in spec.mounts)
+        targets = {each.target for each in spec.mounts}
         return spec.altered(
-            mounts=spec.mounts if has_home else (*spec.mounts, _HOME_MOUNT),
+            mounts=(*spec.mounts, *(each for each in _MOUNTS if each.target not in targets)),
             workdir=spec.workdir or HOME,
             env={**_OF_USER, **spec.env},
         )
