@@ -20,6 +20,7 @@ from tests.e2b.conftest import Client, MakeClient
 from tests.images.conftest import small
 
 pytestmark = pytest.mark.anyone
+_ENV = {"type": "ENV", "args": ["A", "b"]}
 _HASH = hashlib.sha256(b"some files").hexdigest()
 
 
@@ -178,8 +179,8 @@ def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[s
     files = bob.api("GET", f"/templates/{own['templateID']}/files/{_HASH}").json()
     assert not files["present"]
     copy = step("COPY", "file", "/home/user/", filesHash=_HASH)
-    refused = begin(bob, own, copy)
-    assert (400, True) == (refused.status_code, "not uploaded" in refused.json()["message"])
+    assert 202 == begin(bob, own, copy).status_code
+    assert "not uploaded" in ended(bob, own)["reason"]["message"]
     bob.api("DELETE", f"/templates/{own['templateID']}")
 
 
@@ -215,24 +216,50 @@ def test_equal_builds_of_two_owners_at_once_share_nothing(client: Client, bob: C
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "said"),
+    ("more", "number", "said"),
     [
-        ({"fromImage": "debian:stable"}, 400, "image 'debian:stable' is not on this server"),
-        ({"fromImage": "python:3.99"}, 400, "is not on this server"),
-        ({"fromImage": "", "fromTemplate": "nowhere"}, 404, "template 'nowhere' not found"),
-        ({"steps": [step("VOLUME", "/x")]}, 501, "step VOLUME is not supported"),
-        ({"steps": [step("COPY", "../x", "/y", filesHash="0" * 64)]}, 400, "not uploaded"),
-        ({"steps": [step("ENV", "A")]}, 400, "not pairs"),
-        ({"steps": ["x"]}, 400, "list of objects"),
-        ({"fromImageRegistry": {"type": "registry"}}, 400, "pull --user NAME:PASSWORD e2bdev/base"),
-        ({"fromImageRegistry": "x"}, 400, "fromImageRegistry"),
+        ({"fromImage": "debian:stable"}, 0, "image 'debian:stable' is not on this server"),
+        ({"fromImage": "python:3.99"}, 0, "is not on this server"),
+        ({"fromImage": "", "fromTemplate": "nowhere"}, 0, "template 'nowhere' not found"),
+        ({"fromImageRegistry": {"type": "registry"}}, 0, "pull --user NAME:PASSWORD e2bdev/base"),
+        ({"steps": [step("VOLUME", "/x")]}, 1, "step VOLUME is not supported"),
+        ({"steps": [_ENV, step("COPY", "../x", "/y", filesHash="0" * 64)]}, 2, "not uploaded"),
+        ({"steps": [_ENV, _ENV, step("ENV", "A")]}, 3, "not pairs"),
+        ({"steps": [_ENV, step("USER", "; exit 1")]}, 2, "'; exit 1' is neither a user name"),
+        ({"steps": [_ENV, step("RUN", "exit 3"), _ENV]}, 2, "exit code 3"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_a_sentence(
-    client: Client, made: dict[str, Any], more: dict[str, Any], status: int, said: str
+def test_a_build_fails_at_the_step_that_is_to_blame(
+    client: Client, made: dict[str, Any], more: dict[str, Any], number: int, said: str
+) -> None:
+    """The SDKs raise an error that leads to the line of that step, also where it cannot be had."""
+    assert 202 == begin(client, made, **more).status_code
+    found = ended(client, made)
+
+    assert ("error", str(number)) == (found["status"], found["reason"]["step"])
+    assert said in found["reason"]["message"]
+    assert said in found["logEntries"][-1]["message"]
+    again = begin(client, made)
+    assert (409, True) == (again.status_code, "started already" in again.json()["message"])
+
+
+def test_a_start_command_fails_after_the_last_step(client: Client, made: dict[str, Any]) -> None:
+    assert 202 == begin(client, made, _ENV, startCmd="./nowhere", readyCmd="sleep 9").status_code
+    found = ended(client, made)
+
+    assert ("error", "finalize") == (found["status"], found["reason"]["step"])
+    assert "exit code 127" in found["reason"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({"steps": ["x"]}, "list of objects"), ({"fromImageRegistry": "x"}, "fromImageRegistry")],
+)
+def test_what_is_no_request_is_refused(
+    client: Client, made: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
     refused = begin(client, made, **more)
-    assert (status, True) == (refused.status_code, said in refused.json()["message"])
+    assert (400, True) == (refused.status_code, said in refused.json()["message"])
 
 
 def test_names_of_the_server_are_not_taken(client: Client, bob: Client) -> None:

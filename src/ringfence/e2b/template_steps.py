@@ -24,8 +24,22 @@ from .settings import HOME
 
 HASH = re.compile("[0-9a-f]{64}")
 NAME = re.compile("[a-z0-9_][a-z0-9_.-]{0,62}")
+BASE = 0
+"""Number of what a build begins with, before its steps."""
 _BASES = ("e2bdev/base", "e2bdev/code-interpreter")
 _ROOT = ("root", "0")
+
+
+class StepError(ApiError):
+    """A step asks for what cannot be had here.
+
+    Attributes:
+        step: Its number; clients look up by it which line of a program is to blame.
+    """
+
+    def __init__(self, step: int, error: ApiError) -> None:
+        super().__init__(error.status, str(error))
+        self.step = step
 
 
 def split_name(text: str) -> tuple[str, str]:
@@ -62,22 +76,26 @@ def spec_of(built: Built) -> SandboxSpec:
 def request_of(
     call: Call, form: dict[str, Any], template: TemplateRecord, limits: Limits
 ) -> TemplateRequest:
-    """The request in our form, judged."""
+    """The request in our form, judged.
+
+    Raises:
+        StepError: What it begins with or one of its steps cannot be had here.
+    """
     settings = call.shared.settings
-    if field(form, "fromImageRegistry", dict, {}):
-        image = field(form, "fromImage", str, "")[:200]
-        raise ApiError(
-            400,
-            f"image '{image}': this server pulls none for its clients, and uses no login of theirs:"
-            f" an administrator runs `ringfence image pull --user NAME:PASSWORD {image}`; then"
-            " give the image without a login",
-        )
-    base = _base(call, form)
     asked = field(form, "steps", list, [])
-    steps = [
-        replace(_step(call, each, template.owner, base), fresh=field(each, "force", bool, False))
-        for each in asked
-    ]
+    if not all(isinstance(each, dict) for each in asked):
+        raise ApiError(400, "steps: must be a list of objects")
+    try:
+        base = _base(call, form)
+    except ApiError as exc:
+        raise StepError(BASE, exc) from exc
+    steps = []
+    for number, each in enumerate(asked, BASE + 1):
+        try:
+            step = _step(call, each, template.owner, base)
+            steps.append(replace(step, fresh=field(each, "force", bool, False)))
+        except ApiError as exc:
+            raise StepError(number, exc) from exc
     wanted = replace(base, network=settings.internet, limits=_bounded(call, limits), id=None)
     try:
         request = TemplateRequest(
@@ -103,6 +121,14 @@ def _bounded(call: Call, limits: Limits) -> Limits:
 
 def _base(call: Call, form: dict[str, Any]) -> SandboxSpec:
     settings = call.shared.settings
+    if field(form, "fromImageRegistry", dict, {}):
+        image = field(form, "fromImage", str, "")[:200]
+        raise ApiError(
+            400,
+            f"image '{image}': this server pulls none for its clients, and uses no login of theirs:"
+            f" an administrator runs `ringfence image pull --user NAME:PASSWORD {image}`; then"
+            " give the image without a login",
+        )
     if name := field(form, "fromTemplate", str, ""):
         if (spec := settings.spec_of(name)) is not None:
             return spec
@@ -146,14 +172,12 @@ def _is_hosts(name: str, tag: str) -> bool:
     return name == "node" and version in ("", "latest", "lts") and bool(shutil.which("node"))
 
 
-def _step(call: Call, form: Any, owner: str, base: SandboxSpec) -> TemplateStep:
+def _step(call: Call, form: dict[str, Any], owner: str, base: SandboxSpec) -> TemplateStep:
     """Translate an instruction into our form.
 
     Raises:
         ApiError: It cannot be had here.
     """
-    if not isinstance(form, dict):
-        raise ApiError(400, "steps: must be a list of objects")
     kind, args = field(form, "type", str, ""), field(form, "args", list, [])
     if not args or not all(isinstance(each, str) for each in args):
         raise ApiError(400, f"step {kind}: args must be strings")

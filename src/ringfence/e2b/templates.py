@@ -26,6 +26,7 @@ from .template_steps import HASH, NAME, split_name
 
 # A build that waits for its turn is begun for E2B's clients; "waiting" is for its steps.
 _STATUS = {RESERVED: "waiting", READY: "ready", FAILED: "error"}
+_START = "finalize"
 _LEVELS = ("debug", "info", "warn", "error")
 _MOST_ENTRIES = 100
 _SIGNED_S = 3600
@@ -95,15 +96,22 @@ def _configured(call: Call) -> list[str]:
 
 
 async def begin(call: Call) -> Response:
-    """Begin a reserved build with these steps."""
+    """Begin a reserved build with these steps.
+
+    One that cannot begin has failed, as with E2B: the SDKs show the line of the step in its status.
+    """
     form = await call.form()
     template = await call.call(_find, call)
 
     def start() -> None:
         templates, build = _templates(call), _build(call, template)
         limits = Limits(**json.loads(build.request).get("limits", {}))
-        request = template_steps.request_of(call, form, template, limits)
-        templates.start(build.id, request, template.owner)
+        try:
+            request = template_steps.request_of(call, form, template, limits)
+        except template_steps.StepError as exc:
+            templates.refuse(build.id, exc.step, str(exc))
+        else:
+            templates.start(build.id, request, template.owner)
 
     await call.call(start)
     return Response(status_code=202)
@@ -168,10 +176,16 @@ async def status(call: Call) -> Response:
             "logEntries": entries,
         }
         if build.status == FAILED:
-            form["reason"] = {"message": _why(build), "step": str(build.step), "logEntries": []}
+            form["reason"] = {"message": _why(build), "step": _step(build), "logEntries": []}
         return form
 
     return JSONResponse(await call.call(read))
+
+
+def _step(build: BuildRecord) -> str:
+    """The step of a build in E2B's words: the start command comes after the last one."""
+    steps = json.loads(build.request).get("steps")  # None: it was refused
+    return str(build.step) if steps is None or build.step <= len(steps) else _START
 
 
 def _why(build: BuildRecord) -> str:

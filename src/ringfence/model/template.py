@@ -198,7 +198,7 @@ class TemplateView(Model):
     Attributes:
         status: Of the newest build: `reserved`, `waiting`, `building`, `ready` or `failed`.
         is_ready: Whether sandboxes can be started from it: a failed build leaves the one before.
-        step: Number of the step that it is at, or failed at.
+        step: Number of the step that it is at, or failed at; the start command comes after the last.
         steps: How many there are.
         error: Why the newest build failed.
         size_bytes: Of the layers that its steps added.

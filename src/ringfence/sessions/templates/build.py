@@ -153,6 +153,7 @@ class Build:
                 log.say(f"no list of fonts is kept: {exc.message}", "warn")
         if request.start or request.ready:
             log.say("starting the start command")
+            self._note(step=len(request.steps) + 1)
             with self._sandbox(spec, request.backend, ends) as lease:
                 steps.start(lease.sandbox, request, self._left(ends, steps.READY_S))
         if not self.layers and self._over is not None and self._over.snapshot is not None:
@@ -162,7 +163,8 @@ class Build:
             later = {name: spec.env[name] for name in spec.env.keys() - request.variables.keys()}
             spec = replace(spec, env={**own, **later})
         shown = replace(spec, network=SandboxSpec().network, template="default")
-        return {"status": READY, "spec": spec_text(shown), "size_bytes": size, "error": ""}
+        made = {"spec": spec_text(shown), "size_bytes": size, "step": len(request.steps)}
+        return {"status": READY, **made, "error": ""}
 
     def _add(
         self,

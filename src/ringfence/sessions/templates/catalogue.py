@@ -163,6 +163,26 @@ class Templates:
             self._waiting.append((owner, build_id))
             self._next()
 
+    def refuse(self, build_id: str, step: int, why: str) -> None:
+        """End a reserved build whose steps ask for what cannot be had.
+
+        Args:
+            step: Number of the step; 0 for what the build begins with.
+
+        Raises:
+            LifecycleError: It was started already.
+        """
+        with self.changed:
+            record = self.records.build(build_id)
+            if record is None or record.status != RESERVED:
+                raise LifecycleError(f"build {build_id} was started already")
+            ended = {"status": FAILED, "step": step, "error": why, "ended_at": time.time()}
+            self.records.change_build(build_id, **ended)
+        log = self.log_of(build_id)
+        log.step = step
+        log.say(why, "error")
+        log.close()
+
     def check_bytes(self, owner: str, copies: Collection[str] = ()) -> None:
         """Free what an owner's templates do not need, where they are too large.
 
