@@ -23,7 +23,7 @@ def test_the_usual_variables_name_the_proxy(make: MakeSandbox) -> None:
 
     assert {f"http://{PROXY[0]}:{PROXY[1]}"} == {shown[name] for name in VARIABLES}
     assert shown["no_proxy"] == shown["NO_PROXY"]
-    assert {"localhost", "127.0.0.1"} <= set(shown["no_proxy"].split(","))
+    assert {"localhost", "127.0.0.1", "0.0.0.0"} <= set(shown["no_proxy"].split(","))
     assert "ALL_PROXY" not in shown  # some programs fail on a proxy that they have no module for
 
 

@@ -264,7 +264,8 @@ def _proxies(policy: NetworkPolicy) -> dict[str, str]:
         return {}
     from ...policy.redirects import PROXY
 
-    proxy, direct = f"http://{PROXY[0]}:{PROXY[1]}", "localhost,127.0.0.1,::1"
+    # A connection to 0.0.0.0 is one to the loopback: servers print it as their address.
+    proxy, direct = f"http://{PROXY[0]}:{PROXY[1]}", "localhost,127.0.0.1,0.0.0.0,::1"
     both = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": direct}
     return both | {name.upper(): value for name, value in both.items()}
 
