@@ -216,7 +216,9 @@ def test_bash_says_no_more_than_a_script_of_what_signals_end(sandbox: Sandbox) -
 def test_values_of_node(node: Context) -> None:
     shown = {"[1, 'a']": "[ 1, 'a' ]", "'plain'": "plain", "2n ** 70n": "1180591620717411303424n",
              "const x = 1; let y = -0; y": "-0", "const x = 2; x": "2", "await Promise.resolve(x)": "2",
-             "null": "null", "undefined": None}  # fmt: skip
+             "null": "null", "undefined": None, "{a: 1}": "{ a: 1 }",
+             "\n{ f() { return 1 } }": "{ f: [Function: f] }", "{ let z = 3; z }": "3", "{a: 1};": "1",
+             "{a: await 1}": "{ a: 1 }"}  # fmt: skip
 
     assert shown == {code: node.run(code).text for code in shown}
     mime = "{'text/html': '<b>', 'image/png': 'iVBORw==', 'application/json': {a: [1]}}"

@@ -362,6 +362,12 @@ parentPort.postMessage(null);
     return code.replace(TYPED, (text, variable, head, parameters) =>
       variable || (head ? `${head}${parameters.replace(PARAMETER, '$1')})` : text));
   }
+  const AsyncFunction = (async () => {}).constructor;
+  function evaluated(code) {  // an object in braces is no block with labels, as in every console
+    if (!/^\s*\{/.test(code) || /;\s*$/.test(code)) return code;
+    try { new AsyncFunction(`return (${code}\n)`); } catch { return code; }
+    return `(${code}\n)`;
+  }
   function ask(method, options) {
     return new Promise((resolve, reject) => session.post(method, options, (error, found) => error ? reject(new KeyboardInterrupt()) : resolve(found)));
   }
@@ -397,7 +403,7 @@ parentPort.postMessage(null);
     let error, hasFailed = false;
     try {
       const code = cell.types ? untyped(cell.code) : cell.code;
-      const value = await evaluate(prepared(code), name);
+      const value = await evaluate(evaluated(prepared(code)), name);
       await Promise.all(cell.shown);
       await new Promise(setImmediate);  // rejections that nothing handles are told by now
       if (value !== undefined && current === cell) await show('main', value);
