@@ -49,6 +49,20 @@ def test_values_come_by_their_type(box: Box) -> None:
     assert ("<b>", {"a": [1]}) == (result["html"], result["json"])
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_an_object_shows_itself_by_the_name_of_e2bs_kernel(box: Box) -> None:
+    code = """
+       {
+      [Symbol.for("Jupyter.display")]() {
+        return { "text/plain": "Hello", "text/html": "<h1>Hello</h1>" }
+      }
+    }
+    """
+    (result,) = _of(_execute(box, code, language="tslab"), "result")
+
+    assert ("Hello", "<h1>Hello</h1>") == (result["text"], result["html"])
+
+
 @pytest.mark.skipif(not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}")
 def test_the_chart_of_a_plot_that_fails(client: Client) -> None:
     """E2B's own test of a scale of dates plots ten dates against a hundred values."""

@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LANGUAGES = {
     **dict.fromkeys(("python", "py", "python3"), PYTHON),
     **dict.fromkeys(("bash", "sh"), BASH),
-    **dict.fromkeys(("javascript", "js", "node", "typescript", "ts"), NODE),
+    **dict.fromkeys(("javascript", "js", "node", "typescript", "ts", "tslab"), NODE),
     "r": R,
     "java": JAVA,
 }
