@@ -38,7 +38,8 @@ def test_options_are_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "expected"), [("--tier", ["light", "strong"]), ("--net", ["none", "public", "unrestricted"])]
+    ("flag", "expected"),
+    [("--tier", ["light", "strong"]), ("--net", ["none", "public", "unrestricted"])],
 )
 def test_values_are_offered(flag: str, expected: list[str]) -> None:
     assert expected == _bash("ringfence", "run", flag, "")

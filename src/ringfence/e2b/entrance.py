@@ -159,7 +159,7 @@ class Passing(Generic[E]):
 
     @property
     def _is_of_port(self) -> bool:
-        """Whether the request is for a server inside, which has an origin of its own."""
+        """Return whether the request is for a server inside, which has an origin of its own."""
         return self._port not in (0, ENVD_PORT, INTERPRETER_PORT)
 
     @property
@@ -185,7 +185,7 @@ class Passing(Generic[E]):
 
     @property
     def _is_preflight(self) -> bool:
-        """Whether a browser asks what a page may send (CORS); such a request has no key or token."""
+        """Return whether a browser asks what a page may send (CORS); such a request has no key or token."""
         is_asking = {"origin", "access-control-request-method"} <= self._headers.keys()
         return is_asking and self._method == "OPTIONS" and not self._is_of_port
 

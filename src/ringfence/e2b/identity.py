@@ -1,4 +1,7 @@
-"""Facts by which programs inside learn of their sandbox: variables of commands, and files."""
+"""Facts by which programs inside learn of their sandbox: variables of commands, and files.
+
+Kept separate: the control plane, commands and the interpreter all tell them.
+"""
 
 from __future__ import annotations
 

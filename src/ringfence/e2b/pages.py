@@ -1,4 +1,7 @@
-"""Errors of ports as pages, for people who open a server inside in a browser."""
+"""Errors of ports as pages, for people who open a server inside in a browser.
+
+Kept separate: it is HTML, and nothing else here is.
+"""
 
 from __future__ import annotations
 
