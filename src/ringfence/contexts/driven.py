@@ -32,6 +32,20 @@ class CellFailed(Exception):  # noqa: N818  never shown: its parts are
         self.parts = {name: data.decode("utf-8", "replace") for name, data in parts.items()}
 
 
+class _Cell:
+    """The cell that runs, as far as the driver has told of it.
+
+    Attributes:
+        again: Times that it is still to be interrupted, and one more.
+    """
+
+    failed: Any = None
+    was_interrupted, again = False, 0
+
+    def __init__(self) -> None:
+        self.parts: dict[str, bytes] = {}
+
+
 class Driver:
     """The program that runs cells.
 
@@ -119,19 +133,15 @@ class Driver:
     def _read(
         self, show: Callable[[str, dict[str, bytes]], None], takes_interrupt: Callable[[], bool]
     ) -> bool:
-        parts: dict[str, bytes] = {}
-        failed, seen, was_early, again = None, b"", False, 0
+        cell, seen = _Cell(), b""
         poll = select.poll()
         poll.register(self._tells, select.POLLIN)
         while True:
             if takes_interrupt():
-                was_early, again = True, _AGAIN
+                cell.was_interrupted, cell.again = True, _AGAIN
                 self._interrupt()
             if not poll.poll(_LOOKS_S * 1000):
-                if again > 1 and self._language == "r":
-                    again -= 1
-                    self._interrupt_again()
-                    takes_interrupt()  # our own
+                self._interrupt_again(cell, takes_interrupt)
                 continue
             data = os.read(self._tells, 1 << 16)
             seen += data
@@ -144,24 +154,34 @@ class Driver:
                 if len(rest) < size:
                     break
                 payload, seen = rest[:size], rest[size:]
-                if kind == "part":
-                    parts[name] = payload
-                elif kind == "begun":
-                    if was_early:  # R has taken it for one of an earlier cell
-                        self._process.send_signal(signal.SIGINT)
-                elif kind == "done":
-                    if failed is not None:
-                        raise failed
+                if kind == "done":
+                    if cell.failed is not None:
+                        raise cell.failed
                     return True
-                else:
-                    if kind == "error":
-                        failed = CellFailed(parts)
-                    else:
-                        show(kind, parts)
-                    parts = {}
+                self._take(cell, kind, name, payload, show)
             if not data:
                 self._end()
                 return False
+
+    def _take(
+        self,
+        cell: _Cell,
+        kind: str,
+        name: str,
+        payload: bytes,
+        show: Callable[[str, dict[str, bytes]], None],
+    ) -> None:
+        if kind == "part":
+            cell.parts[name] = payload
+        elif kind == "begun":
+            if cell.was_interrupted:  # R has taken it for one of an earlier cell
+                self._process.send_signal(signal.SIGINT)
+        else:
+            if kind == "error":
+                cell.failed = CellFailed(cell.parts)
+            else:
+                show(kind, cell.parts)
+            cell.parts = {}
 
     def _parsed(self, header: bytes) -> tuple[str, str, int]:
         kind, name, size = (*header.decode("latin-1").split(" "), "", "", "")[:3]
@@ -174,10 +194,14 @@ class Driver:
         elif os.getpgrp() != os.getpid():  # else it has had the signal
             self._process.send_signal(signal.SIGINT)
 
-    def _interrupt_again(self) -> None:
+    def _interrupt_again(self, cell: _Cell, takes_interrupt: Callable[[], bool]) -> None:
         """Reach what `system` had not started yet: R waits for that, and heeds no interrupt meanwhile."""
+        if self._language != "r" or cell.again <= 1:
+            return
+        cell.again -= 1
         if os.getpgrp() == os.getpid():
             os.kill(0, signal.SIGINT)
+            takes_interrupt()  # our own
         else:
             self._process.send_signal(signal.SIGINT)
 
