@@ -545,6 +545,24 @@ def test_a_directory_below_a_file_is_refused_as_linux_does(box: Box) -> None:
     assert "it is not a directory" in control.json()["message"]
 
 
+def test_templates_of_the_server_are_listed_in_full(client: Client) -> None:
+    """E2B's command line shows all of it, and fails on dates that are missing."""
+    listed = {each["templateID"]: each for each in client.api("GET", "/templates").json()}
+    found = listed["code-interpreter-v1"]
+
+    assert ["code-interpreter-v1"] == found["names"]
+    assert min(found["cpuCount"], found["memoryMB"], found["diskSizeMB"]) > 0
+    assert abs(datetime.fromisoformat(found["createdAt"]).timestamp() - time.time()) < 3600
+    assert found["createdAt"] == found["updatedAt"]
+
+
+def test_a_sandbox_has_no_log(client: Client, box: Box) -> None:
+    for version in ("", "/v2"):
+        found = client.api("GET", f"{version}/sandboxes/{box.id}/logs?limit=1000")
+        assert (200, []) == (found.status_code, found.json()["logs"])
+        assert 404 == client.api("GET", f"{version}/sandboxes/nothing/logs").status_code
+
+
 def test_a_part_of_a_file(box: Box) -> None:
     """As E2B's newer SDKs read one, and as browsers play a video from a signed URL."""
     url = "/files?path=part"

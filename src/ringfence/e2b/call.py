@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,7 @@ class Shared:
     Attributes:
         tags: Tag and environment of each exec that runs, as its client named them.
         pids: Number inside of each exec that runs and was asked for it.
+        began: Wall time at which it was made.
         ahead_s: How far the wall clock is ahead of the one that deadlines are counted by.
     """
 
@@ -58,6 +60,7 @@ class Shared:
         self.watchers, self.meter = Watchers(service), Meter(service)
         self.tags: dict[str, tuple[str, dict[str, str]]] = {}
         self.pids: dict[str, int] = {}
+        self.began = time.time()
         self.ahead_s = service.manager.clock.ahead_s
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._introduced: dict[str, asyncio.Future[None]] = {}

@@ -409,8 +409,15 @@ async def set_network(call: Call) -> Response:
     return Response(status_code=204)
 
 
+async def logs(call: Call) -> Response:
+    """Return what E2B's agent inside has logged: there is none, and the output of a command is its own."""
+    _live(call)
+    return JSONResponse({"logs": [], "logEntries": []})
+
+
 async def list_templates(call: Call) -> Response:
-    names = sorted({"base", "code-interpreter-v1", *call.shared.settings.templates})
+    """List the templates of the configuration, as old as this server's process, and the caller's."""
+    settings, began = call.shared.settings, timestamp(call.shared.began)
     forms = [
         {
             "templateID": name,
@@ -419,9 +426,16 @@ async def list_templates(call: Call) -> Response:
             "public": True,
             "buildID": name,
             "buildStatus": "ready",
+            "buildCount": 1,
+            "spawnCount": 0,
+            "lastSpawnedAt": None,
+            "createdAt": began,
+            "updatedAt": began,
+            "createdBy": None,
             "envdVersion": ENVD_VERSION,
+            **sizes((settings.spec_of(name) or SandboxSpec()).limits.to_json()),
         }
-        for name in names
+        for name in templates.configured(call)
     ]
     return JSONResponse([*forms, *await call.call(templates.own, call)])
 
@@ -460,6 +474,8 @@ ROUTES = [
     Route("POST", f"{_SANDBOX}/snapshots", snapshot),
     Route("PUT", f"{_SANDBOX}/network", set_network),
     Route("GET", f"{_SANDBOX}/metrics", metrics),
+    Route("GET", f"{_SANDBOX}/logs", logs),
+    Route("GET", f"/v2{_SANDBOX}/logs", logs),
     Route("GET", "/snapshots", snapshots),
     Route("GET", "/templates", list_templates),
     Route("GET", "/v2/templates", list_templates),

@@ -70,7 +70,7 @@ async def request_build(call: Call) -> Response:
     Limits(**limits)  # checks them
 
     def reserve() -> tuple[TemplateRecord, BuildRecord]:
-        if name in _configured(call):
+        if name in configured(call):
             raise ApiError(403, f"template '{name}' is the server's own: choose another name")
         templates = _templates(call)
         template, build = templates.reserve(name, call.caller.client, wanted)
@@ -91,7 +91,8 @@ async def request_build(call: Call) -> Response:
     )
 
 
-def _configured(call: Call) -> list[str]:
+def configured(call: Call) -> list[str]:
+    """Return the names that the server's operator has given a meaning."""
     return sorted({"base", "code-interpreter-v1", *call.shared.settings.templates})
 
 
