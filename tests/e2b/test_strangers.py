@@ -205,6 +205,24 @@ def test_a_template_is_the_operators_word(start_daemon: StartDaemon, tmp_path: P
         path = "/files?path=/var/of-root/file"
         assert 400 == box.call("POST", path, content=b"1").status_code
         assert 200 == box.call("POST", f"{path}&username=root", content=b"1").status_code
+        for more, status in (("", 403), ("&username=root", 200)):
+            assert status == box.call("GET", f"{path}{more}").status_code
+        box.run("echo -n secret > /root/s; chmod 600 /root/s", headers=as_root)
+        secret = "/files?path=/root/s&username=root"
+        part = box.call("GET", secret, headers={"Range": "bytes=1-3"})
+        assert (206, b"ecr") == (part.status_code, part.content)
+        assert 0 == box.run("! ls -A /tmp | grep e2b-")[-2]["event"]["end"].get("exitCode", 0)
+        assert 404 == box.call("GET", f"{path}2&username=root").status_code
+        services = "/filesystem.Filesystem"
+        for name, form in (
+            ("MakeDir", {"path": "/root/new/below"}),
+            ("Move", {"source": "/root/new", "destination": "/root/a/moved"}),
+            ("Remove", {"path": "/root/a"}),
+        ):
+            assert 403 == box.rpc(f"{services}/{name}", form).status_code, name
+            assert 200 == box.rpc(f"{services}/{name}", form, headers=as_root).status_code, name
+        (*_, end, _) = box.run("test ! -e /root/new -a ! -e /root/a", headers=as_root)
+        assert 0 == end["event"]["end"].get("exitCode", 0)
         (*_, last) = box.run(
             "true", headers={"authorization": "Basic " + base64.b64encode(b"nobody2:").decode()}
         )
