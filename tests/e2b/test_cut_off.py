@@ -118,8 +118,13 @@ def test_a_connection_closed_on_one_side_is_let_go(box: Box, daemon: Daemon) -> 
     with _raw(
         box, daemon, _start("until [ -e go ]; do sleep 0.02; done; touch done")
     ) as connection:
+        answer = b""
+        while b'"start"' not in answer:  # a command that has not begun by then never does
+            piece = connection.recv(65536)
+            assert piece
+            answer += piece
         connection.shutdown(socket.SHUT_WR)
-        # The first event may be on its way already. The command waits, so that the end comes of us.
+        # The command waits, so that the end comes of us.
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert b'"end"' not in answer
     assert 200 == box.call("POST", "/files?path=go", content=b"").status_code
