@@ -24,9 +24,8 @@ from ..execs.execs import Execs
 from ..model.client_session import SessionState
 from ..sessions.live import Live
 from .codec import Inflate, json_object
-from .identity import write_files
 from .metering import Meter
-from .notes import Notes, notes_of
+from .notes import Notes, notes_of, write_files
 from .settings import IDENTITY, E2BSettings
 from .tokens import Tokens
 from .watchers import Watchers

@@ -24,9 +24,8 @@ from ..sessions.live import Live
 from . import lists, lives, network, template_steps, templates
 from .call import ApiError, Call, Route
 from .codec import field, timestamp
-from .identity import TEAM, write_files
 from .metering import sizes
-from .notes import Notes, notes_of, own_metadata
+from .notes import TEAM, Notes, notes_of, own_metadata, write_files
 from .processes import note_copies
 
 ENVD_VERSION = "0.6.4"

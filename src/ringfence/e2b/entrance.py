@@ -22,7 +22,7 @@ from ..api.service import Service
 from ..errors import RingfenceError, SandboxLost, TooManyRequests
 from .call import ApiError
 from .codec import STATUS, RpcError, rpc_error
-from .pages import error_page, is_browser
+from .ports import error_page, is_browser
 
 logger = logging.getLogger("ringfence.e2b")
 

@@ -28,7 +28,7 @@ from ..model.execs.exec import ExecRequest
 from .call import ApiError, Call, Route
 from .codec import field
 from .entries import absolute
-from .identity import variables
+from .notes import variables
 from .settings import HOME
 
 _MOST = 100  # contexts of a sandbox

@@ -1,17 +1,28 @@
-"""Notes of E2B's API: what it remembers of a sandbox, in its session's metadata beside the client's own."""
+"""Notes of E2B's API: what it remembers of a sandbox, in its session's metadata beside the client's own.
+
+From them, and from its id, programs inside learn of their sandbox: by variables of commands, and by files.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, RingfenceError
+from .settings import IDENTITY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..sessions.live import Live
+
+TEAM = "ringfence"
+"""E2B's name for the owner; it is also the first part of a named snapshot's id."""
 _NAME = "e2b"
+
+logger = logging.getLogger("ringfence.e2b")
 
 
 @dataclass(frozen=True)
@@ -67,3 +78,26 @@ def client_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def own_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key not in (_NAME, "name")}
+
+
+def variables(live: Live) -> dict[str, str]:
+    """Return the variables that tell each command which sandbox it is in."""
+    return {
+        "E2B_SANDBOX": "true",
+        "E2B_SANDBOX_ID": live.sandbox_id,
+        "E2B_TEAM_ID": TEAM,
+        "E2B_TEMPLATE_ID": notes_of(live.metadata).template,
+    }
+
+
+def write_files(live: Live) -> None:
+    """Write the same as files, for programs whose environment comes from elsewhere, and for copies.
+
+    A copied process has the variables of the sandbox that it was copied from. In an image, another file
+    can be in the way: the log has the reason then.
+    """
+    try:
+        for name, value in variables(live).items():
+            live.sandbox.files.write(f"{IDENTITY}/.{name}", value, parents=True)
+    except RingfenceError as exc:
+        logger.warning("files in %s of %s were not written: %s", IDENTITY, live.sandbox_id, exc)

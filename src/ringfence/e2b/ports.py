@@ -1,4 +1,7 @@
-"""Servers inside a sandbox at a host name of their own: HTTP and WebSockets, cookies and all."""
+"""Servers inside a sandbox at a host name of their own: HTTP and WebSockets, cookies and all.
+
+People who open one in a browser get errors as pages.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import cache
+from html import escape
 
 from starlette.requests import Request
+from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -31,7 +36,15 @@ _WITHHELD = frozenset(
 )
 """Header fields that are for the server; the sandbox's programs must not learn its tokens."""
 
-
+_BROWSER = re.compile(r"mozilla|chrome|safari|firefox|edge|opera|msie", re.IGNORECASE)
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 36rem; margin: 15vh auto; padding: 0 1rem }}
+</style></head>
+<body><h1>{title}</h1><p>{text}</p></body>
+</html>
+"""
 _OF_WEBSOCKETS = re.compile(
     rb"host|connection|upgrade|content-length|transfer-encoding|keep-alive|proxy-connection|te"
     rb"|trailer|expect|sec-websocket-.*",
@@ -125,3 +138,21 @@ async def _watched(service: Service, live: Live, answer: Answer) -> AsyncIterato
     with Watching(service, live.sandbox_id):
         async for piece in answer.body:
             yield piece
+
+
+def is_browser(user_agent: str) -> bool:
+    """Return whether a person will see the answer: E2B's proxy tells by the same words."""
+    return _BROWSER.search(user_agent) is not None
+
+
+def error_page(error: ApiError) -> HTMLResponse:
+    """Return the page for an error of a port; its titles are those by which E2B's clients know it."""
+    sandbox_id, port = error.form.get("sandboxId", ""), error.form.get("port")
+    if port is not None:
+        title = "Closed Port Error"
+        text = f"{error}: sandbox {sandbox_id}. Connection refused on port {port}."
+    elif sandbox_id:
+        title, text = "Sandbox Not Found", f"{error}: {sandbox_id}. It has ended or is paused."
+    else:
+        title, text = "Error", str(error)
+    return HTMLResponse(_PAGE.format(title=title, text=escape(text)), error.status)

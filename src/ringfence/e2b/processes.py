@@ -21,7 +21,7 @@ from ..spool.order import ERR, OUT
 from .call import Call
 from .codec import RpcError, field, from_base64, to_base64
 from .entries import absolute
-from .identity import variables
+from .notes import variables
 from .rpc import (
     client_stream,
     deadline_s,
