@@ -226,6 +226,21 @@ def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) 
     assert "1" == jupyter.run("1").text
 
 
+@pytest.mark.full
+def test_a_kernel_of_jupyters_is_interrupted_before_it_reads_the_cell(
+    jupyter: Context, sandbox: Sandbox
+) -> None:
+    """It ignores SIGINT until the cell begins, and stands still meanwhile."""
+    steps = "'until test -e ready; do sleep 0.01; done; kill -STOP $0; sleep 2; kill -CONT $0'"
+    jupyter.run("import os, subprocess; kept = 1")
+    jupyter.run(f"subprocess.Popen(['setsid', 'sh', '-c', {steps}, str(os.getpid())])")
+    sandbox.files.write("ready", "")
+    sandbox.shell("until grep -q 'State:.T' /proc/[0-9]*/status; do sleep 0.01; done")
+    error = str(jupyter.run("while True: pass", timeout_s=0.01).error)
+    assert "variables are kept" in error
+    assert "1" == jupyter.run("kept").text
+
+
 def test_a_kernel_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(ExecError, match="no kernel 'nope'"):
         sandbox.context(kernel="nope", env=ENV)

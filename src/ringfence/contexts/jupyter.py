@@ -6,13 +6,16 @@ It speaks Jupyter's messages by the `jupyter_client` that is installed there, an
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import queue
 import re
+import time
 from typing import Any, Callable, Optional  # noqa: UP035  Python 3.8
 
 READY_S = 55
 _LOOKS_S = 0.05  # at interrupts and questions, which come by other ways than output
+_BEGINS_S = 1.0  # after which a kernel that does not tell that the cell has begun is interrupted, too
 _SHOWN = {"execute_result": "main", "display_data": "display"}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -24,6 +27,34 @@ class CellFailed(Exception):  # noqa: N818  never shown: its parts are
         trace = _COLOURS.sub("", "\n".join(map(str, content.get("traceback", ()))))
         parts = {"name": content.get("ename"), "value": content.get("evalue"), "traceback": trace}
         self.parts = {key: str(value or "") for key, value in parts.items()}
+
+
+class _Interrupt:
+    """An interrupt that waits until the cell has begun: before that, ipykernel ignores SIGINT.
+
+    Attributes:
+        is_wanted: Whether anybody asked for one.
+    """
+
+    is_wanted, _has_begun, _due_s = False, False, math.inf
+
+    def want(self) -> None:
+        self.is_wanted = True
+        self._due_s = time.monotonic() + (0 if self._has_begun else _BEGINS_S)
+
+    def begin(self) -> None:
+        """Note that the cell has begun."""
+        self._has_begun = True
+        if self._due_s < math.inf:
+            self._due_s = 0
+
+    def is_due(self) -> bool:
+        """Return whether to interrupt the kernel now; true once, but for a cell that has not begun."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return False
+        self._due_s = math.inf if self._has_begun else now_s + _BEGINS_S
+        return True
 
 
 class Jupyter:
@@ -75,11 +106,12 @@ class Jupyter:
             CellFailed: It failed.
             KeyboardInterrupt: It was interrupted, and the kernel does not call that an error.
         """
-        was_interrupted = False
+        interrupt = _Interrupt()
         message, error = self._client.execute(code, allow_stdin=answer is not None), None
         while True:
             if takes_interrupt():
-                was_interrupted = True
+                interrupt.want()
+            if interrupt.is_due():
                 self._manager.interrupt_kernel()
             self._ask(answer)
             event = self._next(self._client.get_iopub_msg, _LOOKS_S)
@@ -93,13 +125,15 @@ class Jupyter:
                 emit("out" if content["name"] == "stdout" else "err", text)
             elif event["parent_header"].get("msg_id") != message:
                 continue
+            elif kind == "execute_input":
+                interrupt.begin()
             elif kind in _SHOWN:
                 show(_SHOWN[kind], content["data"])
             elif kind == "error":
                 error = CellFailed(content)
             elif kind == "status" and content["execution_state"] == "idle":
                 break
-        self._settle(error, was_interrupted)
+        self._settle(error, interrupt.is_wanted)
 
     def _ask(self, answer: Optional[Callable[[str], Optional[str]]]) -> None:  # noqa: UP045
         question = self._next(self._client.get_stdin_msg, 0)
