@@ -436,6 +436,51 @@ def test_what_a_program_stopped_itself_stays_stopped(sandbox: Sandbox) -> None:
     assert (True, True) == after
 
 
+def test_what_waits_for_a_disk_is_stopped_too(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state D is said here, three times: no sandbox can make a disk slow."""
+    inner = of(sandbox)
+    program = sandbox.start([PYTHON, "-uc", "input('up\\n')"], stream_stdin=True)
+    assert b"up\n" == next(iter(program.stdout))
+    (number,) = [pid for pid in members(inner._tag_base) if pid != inner.pid]
+    looks, truly = [], stopping._state
+
+    def state(place: str) -> tuple[str, int]:
+        looks.append(place)
+        return ("D", truly(place)[1]) if len(looks) < 4 else truly(place)
+
+    monkeypatch.setattr(stopping, "_state", state)
+    stopped = stopping.stop(inner._tag_base, inner.pid)
+    states = truly(f"/proc/{number}")[0], stopped
+    stopping.go_on(inner._tag_base, stopped)
+
+    assert ("T", {number}) == states
+    assert comes_to(number, "S")
+
+
+def test_the_parent_of_a_vfork_stands_still_with_its_child(sandbox: Sandbox) -> None:
+    """It waits in state D, in which no signal is looked at, while its child waits for a writer."""
+    inner = of(sandbox)
+    code = (
+        "import os\nos.mkfifo('fifo')\n"
+        "done = os.posix_spawn('/bin/echo', ['echo', 'begun'], {},"
+        " file_actions=[(os.POSIX_SPAWN_OPEN, 0, 'fifo', os.O_RDONLY, 0)])\nos.waitpid(done, 0)"
+    )
+    program = sandbox.start([PYTHON, "-c", code])
+    while len(found := [pid for pid in members(inner._tag_base) if pid != inner.pid]) < 2:
+        time.sleep(0.01)
+    parent, child = sorted(found)
+    assert comes_to(parent, "D")
+    stopped = stopping.stop(inner._tag_base, inner.pid)
+    states = comes_to(child, "T"), comes_to(parent, "D"), stopped
+    stopping.go_on(inner._tag_base, stopped)
+    assert sandbox.shell("echo > fifo").ok
+
+    assert (True, True, {parent, child}) == states
+    assert b"begun\n" == next(iter(program.stdout))
+
+
 def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
     """Signals, limits, priorities and memory: each works on a child of one's own."""
     code = (

@@ -11,14 +11,12 @@ from ...guest.without_namespaces.landlocked import members, signal_members
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.001
-_STILL = "TtZXD"  # D: it waits for the child of a vfork, which stands still, or for a disk
+_STILL = frozenset("TtZX")
 
 
 def begin(base: int, agent: int) -> set[int]:
     """Send SIGSTOP to the programs that run; returns these. The frozen ones stop when they are thawed."""
-    running = {pid for pid in members(base) if pid != agent and not _is_still(pid)}
-    signal_members(running, base, signal.SIGSTOP)
-    return running
+    return _signal(base, agent)[0]
 
 
 def stop(base: int, agent: int) -> set[int]:
@@ -29,14 +27,29 @@ def stop(base: int, agent: int) -> set[int]:
     """
     stopped: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
-    # A pending signal aborts fork(2), so that each round finds fewer.
-    while running := begin(base, agent):
-        stopped |= running
+    while True:  # a pending signal aborts fork(2), so that each round finds fewer
+        told, running = _signal(base, agent)
+        stopped |= told
+        if not running:
+            return stopped
         if time.monotonic() > deadline:
             go_on(base, stopped)
             raise IsolationError(f"{len(running)} programs inside do not stop for SIGSTOP")
         time.sleep(_PAUSE_S)
-    return stopped
+
+
+def _signal(base: int, agent: int) -> tuple[set[int], set[int]]:
+    """Send SIGSTOP to what runs; returns these, and those of them that do not stand still yet.
+
+    A process in state D is told as well: most wait for a disk or a lock, and go on. The parent of a vfork(2)
+    waits in it for its child, and stands still if that does.
+    """
+    found = {pid: _look(pid) for pid in members(base) if pid != agent}
+    told = {pid for pid, (states, _) in found.items() if states - _STILL}
+    signal_members(told, base, signal.SIGSTOP)
+    parents = {found[pid][1] for pid in found.keys() - told}
+    waiting = {pid for pid in told & parents if found[pid][0] <= _STILL | {"D"}}
+    return told, told - waiting
 
 
 def go_on(base: int, stopped: set[int]) -> None:
@@ -44,15 +57,17 @@ def go_on(base: int, stopped: set[int]) -> None:
     signal_members(stopped, base, signal.SIGCONT)
 
 
-def _is_still(pid: int) -> bool:
-    """Return whether no thread of a process runs, or it has ended."""
+def _look(pid: int) -> tuple[set[str], int]:
+    """Return the states of a process's threads, and its parent; proc_pid_stat(5)."""
     try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-        return all(_state(f"/proc/{pid}/task/{task}") in _STILL for task in tasks)
+        tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+        read = [_state(each) for each in tasks]
     except OSError:
-        return True
+        return {"X"}, 0  # it has ended
+    return {state for state, _ in read}, read[0][1]
 
 
-def _state(place: str) -> str:
+def _state(place: str) -> tuple[str, int]:
     with open(f"{place}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split(None, 1)[0].decode()
+        state, parent = file.read().rpartition(b")")[2].split(None, 2)[:2]
+    return state.decode(), int(parent)
