@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from ringfence import Sandbox
+from ringfence.backends.local.host import owner
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.live_copies import NativeTemplate
 from ringfence.contexts.frames import argv_of
 from ringfence.errors import ExecError, LifecycleError, RingfenceError, Unsupported
 from ringfence.linux import libc
 from ringfence.model.calls import make_request
+from ringfence.sandbox import marks
 from tests.fork.test_live import native
 from tests.native.callers import Caller
 from tests.native.outside import (
@@ -269,9 +271,29 @@ def test_the_host_process_is_killed(label: str, tmp_path: Path) -> None:
     assert [] == survivors(family, _PATIENCE_S)
     assert [] == pids_with(marker)
     backend = NativeBackend(state_dir=state)
-    with Sandbox.create(backend=backend) as other:
-        other.mark().close()
-    assert [] == backend.snapshots()
-    backend.close()
+    try:
+        with Sandbox.create(backend=backend) as other:
+            other.mark().close()
+        assert [] == backend.snapshots()
+    finally:
+        backend.close()
     for each in ids:
         assert [] == cgroups_of(each)
+
+
+def test_each_backend_of_a_process_removes_what_a_kill_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is where an earlier one was: then id() is the same."""
+    monkeypatch.setattr(marks, "id", lambda _: 1, raising=False)
+    gone = owner.label(os.getpid(), 1)  # our number, of another start
+    for number in range(2):
+        backend = NativeBackend(state_dir=str(tmp_path / str(number)))
+        with Sandbox.create(backend=backend) as made:
+            native(made).snapshot({marks.OWNER: gone})
+            kept = native(made).snapshot({marks.OWNER: owner.label()}).id
+        before = len(backend.snapshots())
+        marks._sweep(backend)
+        left = [each.id for each in backend.snapshots()]
+        backend.close()
+        assert (2, [kept]) == (before, left)

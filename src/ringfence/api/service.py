@@ -162,7 +162,7 @@ async def check_query(connection: HTTPConnection) -> None:
 
 
 def _query_of(route: Any) -> frozenset[str]:
-    known = _QUERIES.get(id(route))
+    known: frozenset[str] | None = vars(route).get(_QUERY)
     if known is None:
         waiting: list[Any] = [route.dependant]
         names: set[str] = set()
@@ -170,11 +170,11 @@ def _query_of(route: Any) -> frozenset[str]:
             found = waiting.pop()
             names.update(each.alias for each in found.query_params)
             waiting += found.dependencies
-        known = _QUERIES[id(route)] = frozenset(names)
+        known = vars(route)[_QUERY] = frozenset(names)
     return known
 
 
-_QUERIES: dict[int, frozenset[str]] = {}
+_QUERY = "ringfence_query"  # attribute of a route: the names of its parameters
 
 TheService = Annotated[Service, Depends(_service)]
 TheCaller = Annotated[Caller, Depends(_caller)]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional  # noqa: UP035  Python 3.8
 
 READY_S = 55
 _LOOKS_S = 0.05  # at interrupts and questions, which come by other ways than output
-_BEGINS_S = 1.0  # after which a kernel that does not tell that the cell has begun is interrupted, too
+_BEGINS_S = 1.0  # after which a kernel that does not tell that a cell has begun is interrupted
 _SHOWN = {"execute_result": "main", "display_data": "display"}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

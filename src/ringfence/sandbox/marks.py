@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from weakref import WeakKeyDictionary
 
 from ..backends.local.host import owner
 from ..errors import LifecycleError, ResourceExhausted, SnapshotNotFound, Unsupported
@@ -30,16 +31,15 @@ _AT_ONCE = 3  # forks in progress: while the kernel makes one, the next is plann
 
 _lock = threading.Lock()
 _kept: set[str] = set()
-_swept: set[tuple[int, int]] = set()  # process and backend
+_swept: WeakKeyDictionary[Backend, int] = WeakKeyDictionary()  # by which process
 
 
 def _sweep(home: Backend) -> None:
     """Delete the snapshots of marks whose process was killed."""
-    key = os.getpid(), id(home)
     with _lock:
-        if key in _swept:
+        if _swept.get(home) == os.getpid():
             return
-        _swept.add(key)
+        _swept[home] = os.getpid()
     for snapshot in home.snapshots():
         kept_by = owner.read(snapshot.metadata.get(OWNER, "").split("."))
         if kept_by is not None and owner.is_gone(kept_by):
