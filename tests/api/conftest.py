@@ -78,7 +78,6 @@ OF_ONE_SERVER = {
     "test_what_happens_is_said_in_json_lines": "what happens to sandboxes is in the logs of the nodes",
     "test_results_and_config_survive_a_restart_and_a_file_is_read_again": "nodes have that file",
     "test_packages_of_one_owner_are_not_those_of_another": "looks into a node's state directory",
-    "test_an_admin_makes_a_template_public": "without a store for snapshots a base is on one node",
     "test_a_build_goes_on_after_the_daemon_was_killed": "the killed process is the gateway: the build goes on",
     "test_a_layer_made_anew_leaves_earlier_builds_what_they_have": "its nodes are not started anew",
     "test_a_slow_reader_neither_stops_the_command_nor_grows_the_daemon": "counts a node's files",

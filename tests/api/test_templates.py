@@ -193,8 +193,13 @@ def test_another_owner_sees_and_changes_nothing(ann: httpx.Client, bob: httpx.Cl
     build(bob, "own", {"run": "echo ann > ~/file"}, {"run": "echo bob > ~/file"})
     assert "cached" not in said(bob, "own")
     assert ("ann\n", "bob\n") == (run(ann, "own", "cat ~/file"), run(bob, "own", "cat ~/file"))
-    digest = upload(ann, archive(("secret", b"ann's")))
+    secret = archive(("secret", b"ann's"))
+    digest = upload(ann, secret)
     assert not bob.get(f"/v1/uploads/{digest}").json()["present"]
+    wanted = {"accept": "application/x-tar"}
+    mine, his = (who.get(f"/v1/uploads/{digest}", headers=wanted) for who in (ann, bob))
+    assert (200, secret) == (mine.status_code, mine.content)
+    assert (404, "file_not_found") == (his.status_code, his.json()["code"])
     stolen = bob.post(
         "/v1/templates", json={"name": "stolen", "steps": [{"copy": digest, "to": "/tmp/x"}]}
     )

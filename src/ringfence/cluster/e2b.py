@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _SANDBOX = re.compile(r"/(?:v2/)?sandboxes/([^/]+)(/snapshots\Z)?")
 _LISTS = ("/sandboxes", "/v2/sandboxes", "/snapshots")
 _TEMPLATES = re.compile(r"/(?:v\d/)?templates(?:/aliases/(.+)|/([^/]+)(?:/.*)?)?\Z")
+_STARTS = re.compile(r"/(?:v\d/)?templates/([^/]+)/builds/[^/]+\Z")
 _TAGS = "/templates/tags"
 _CREATES = ("/sandboxes", "/v2/sandboxes")
 _TEMPLATE = "/templates/"
@@ -209,7 +210,26 @@ class _Passing(Passing[Front]):
                 node = await self._node_of_snapshot(text)
                 await behind.proxy.pass_on((node or behind.nodes.any()).address, inbound)
             else:
+                if self._method == "POST" and (begun := _STARTS.match(path)):
+                    inbound.body = await read_whole(inbound.receive)
+                    await self._check_base(begun[1], _text(inbound.body, "fromTemplate"))
                 await behind.by_template(name, inbound)
+
+    async def _check_base(self, template_id: str, base: str) -> None:
+        """Refuse a build over a template that another node alone has: its id names the node already.
+
+        Raises:
+            ApiError: It is such a one.
+        """
+        if not base or self._entrance.settings.spec_of(base) is not None:
+            return
+        at = await self._behind.templates.source(_name_in(base), self._caller or _OURSELVES)
+        if at and at != node_of(template_id):
+            raise ApiError(
+                400,
+                f"template '{base[:200]}' is on another node than this build: the cluster has no"
+                " snapshot_store; build with POST /v1/templates, or both under one key",
+            )
 
     async def _list_templates(self, inbound: Inbound) -> None:
         """Merge the lists of all nodes; what the operator has configured is on each."""

@@ -23,6 +23,7 @@ from ..model.base.jsonform import json_object, loads
 from ..model.create import CreateRequest
 from ..model.execution.execution import ExecutionRequest
 from ..model.spec import SandboxSpec
+from ..model.template import TemplateRequest
 from .nodes import KEYS_S
 from .placement import Need
 from .placing import AGAIN_S, WAIT_S, Placer, Placing, id_name, key_name, read_whole
@@ -155,6 +156,7 @@ class Gateway:
             ("POST", "/v1/sessions"): self._acquire,
             ("POST", "/v1/sessions/attach"): self._attach,
             ("POST", "/api/v1/sandbox/execute"): self._execute,
+            ("POST", _TEMPLATES): self._build,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -293,6 +295,15 @@ class Gateway:
         any_id = asked.id or ""
         placing = Placing(inbound, need, [id_name(any_id)], node=self._named(any_id))
         await self._behind.placer.place(placing)
+
+    async def _build(self, inbound: Inbound) -> None:
+        try:
+            asked = TemplateRequest.from_json(loads(inbound.body or b""))
+        except RingfenceError:
+            await self._refused(inbound)
+            return
+        site = self._behind.templates.site
+        await self._behind.pass_on(lambda: site(asked, inbound.caller), inbound)
 
 
 def _part_in(scope: Scope, names: Collection[str]) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .directory import Directory
     from .nodes import Known, Nodes
     from .proxy import Proxy
+    from .upstream import Headers
 
     Form = dict[str, Any]
 
@@ -71,6 +72,46 @@ class Scatter:
         """
         content, _ = await self._asked(node, scope, method, target, body)
         return json_object(loads(content), "answer") if content else {}
+
+    async def copy(
+        self, source: Known, sink: Known, scope: Scope, target: bytes, kind: str
+    ) -> None:
+        """Send what one node answers to a GET to another by a PUT, as the caller of a request.
+
+        Args:
+            kind: Media type of the content.
+
+        Raises:
+            RingfenceError: What one of the nodes says.
+            ServerUnreachable: One of them does not answer, or went away.
+        """
+        pool, state = self._proxy.pool, scope["state"]
+
+        def headers(method: str, *more: tuple[bytes, bytes]) -> Headers:
+            own = self._proxy.headers(state["caller"], method, target, state["request_id"], [])
+            return [*own, *more]
+
+        accept = headers("GET", (b"accept", kind.encode()))
+        content = await pool.exchange(source.address, b"GET", target, accept, b"")
+        answer = None
+        try:
+            if content.status != 200:
+                raise error_from_json(json.loads(await content.whole()))
+            chunked = headers("PUT", (b"transfer-encoding", b"chunked"))
+            answer = await pool.open(sink.address, b"PUT", target, chunked, None)
+            answer.connection.hold_open()
+            async for piece in content.pieces():
+                await answer.connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await answer.connection.send(b"0\r\n\r\n")
+            answer.connection.sent()
+            await answer.head()
+            said = await answer.whole()
+            if answer.status >= 400:
+                raise error_from_json(json.loads(said))
+        finally:
+            content.abort()
+            if answer is not None:
+                answer.abort()
 
     async def ask_all(
         self, scope: Scope, method: str, target: bytes, body: bytes = b""

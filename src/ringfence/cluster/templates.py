@@ -1,7 +1,8 @@
 """Templates behind a gateway: the node where a client builds, and the nodes that have what it built.
 
 A client's builds and uploads go to one node, its home: layers, quotas and names are there, and files
-that were uploaded need no template to be found. A home that drains or is lost is replaced.
+that were uploaded need no template to be found. A home that drains or is lost is replaced. A build
+over a template that another node alone has goes there, and so do the files that it copies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from dataclasses import replace
 
 from ..api.access.caller import USER
+from ..api.routes.templates import TAR
 from ..errors import NotFound, SandboxLost, error_from_json
 from ..model.base.ids import node_of
 from .bindings import HOME, Binding
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..api.access.caller import Caller
+    from ..model.template import TemplateRequest
     from .directory import Directory
     from .nodes import Known, Nodes
     from .scatter import Scatter
@@ -62,6 +65,25 @@ class Templates:
         # One that sees other nodes, as these come, must not choose another home at the same time.
         first = Binding.read(await call(None, self._directory.put_first, key, value)).node
         return self._nodes.find(first) or ready[order[0]]
+
+    async def site(self, request: TemplateRequest, caller: Caller) -> Known:
+        """The node that builds what a client asks for, with the uploads that the build copies.
+
+        Raises:
+            ServerUnreachable: No node answers.
+            RingfenceError: The node does not take an upload: the bounds of the client, or its disk.
+        """
+        home = await self.home(caller.client)
+        base = await self.source(request.base.template, caller)
+        node = self._nodes.find(base or "") or home
+        scope = {"state": {"caller": caller, "request_id": "template"}}
+        for digest in sorted({step.copy for step in request.steps if step.copy}):
+            target = f"/v1/uploads/{digest}".encode()
+            if node is home or (await self._scatter.ask(node, scope, "GET", target))["present"]:
+                continue
+            if (await self._scatter.ask(home, scope, "GET", target))["present"]:
+                await self._scatter.copy(home, node, scope, target, TAR)
+        return node
 
     async def at(self, name: str, caller: Caller) -> Known:
         """The node that answers for a template, by its id or name; where none has it, one that says so.

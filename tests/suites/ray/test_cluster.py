@@ -127,6 +127,53 @@ def test_a_node_has_a_daemon_for_each_shard(
         gateway.end()
 
 
+def test_a_build_goes_where_its_base_is(
+    cluster: Any, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """With what it copies, which its owner has uploaded to another node; there is no shared store."""
+    name = ("--cluster-name", "builds")
+    place = tmp_path_factory.mktemp("b")
+    config = place / "config.json"
+    config.write_text(json.dumps({"shards": 2}))
+    (tmp_path / "large").write_bytes(os.urandom(3 << 20))
+    gateway = Gateway(cluster.address, place, "--config", str(config), name=name)
+    try:
+        _until(lambda: 2 == len(admin.nodes(Directory("builds"))))
+        tags = [each["node"] for each in admin.nodes(Directory("builds"))]
+        with Client(gateway.unix) as client:
+            for each in _create_on_each(client, 2).values():  # until the gateway knows both
+                each.terminate()
+            base = {"name": "base", "steps": [{"run": ["sh", "-c", "echo 1 > ~/base"]}]}
+            made = client.templates.begin({**base, "public": True})
+            assert "ready" == [*client.templates.follow("base", made.build_id)][-1]["status"]
+            (home,) = {*tags} - {node_of(made.id)}
+            away = next(n for n in map("o-{}".format, range(99)) if rendezvous(n, tags)[0] == home)
+            with Client(gateway.tcp, key=client.make_key(away)["key"]) as other:
+                digest = other.templates.upload(str(tmp_path / "large"))
+                steps = [{"copy": digest, "to": "/home/sandbox"}]
+                asked = {"name": "over", "steps": steps, "base": {"template": "base"}}
+                begun = other.templates.begin(asked)
+                told = [*other.templates.follow("over", begun.build_id)][-1]
+                assert "ready" == told["status"], told
+                assert node_of(made.id) == node_of(begun.id)
+                with other.create(template="over") as sandbox:
+                    found = sandbox.exec(["sh", "-c", "cat ~/base; sha256sum < ~/large"])
+                whole = hashlib.sha256((tmp_path / "large").read_bytes()).hexdigest()
+                assert f"1\n{whole}  -\n".encode() == found.stdout
+                missing = {**asked, "steps": [{"copy": "0" * 64, "to": "/tmp"}]}
+                with pytest.raises(InvalidRequest, match="upload"):
+                    other.templates.begin(missing)
+                other.templates.delete("over")
+                alone = other.templates.begin({"name": "alone", "steps": steps})
+                assert home == node_of(alone.id)
+                other.templates.delete("alone")
+            client.templates.delete("base")
+    finally:
+        gateway.end()
+        command = [sys.executable, "-m", "ringfence", "cluster", "down"]
+        subprocess.run([*command, "--address", cluster.address, *name], check=True)
+
+
 def _place_of_new(client: Client) -> str:
     with client.create() as made:
         return node_of(made.id)

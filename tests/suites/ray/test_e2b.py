@@ -12,7 +12,8 @@ import httpx
 import pytest
 import ray
 
-from e2b import Sandbox
+from e2b import Sandbox, Template
+from ringfence.client import Client
 from ringfence.cluster import admin
 from ringfence.cluster.directory import Directory
 from ringfence.model.base.ids import node_of
@@ -106,3 +107,24 @@ def test_lists_and_snapshots_are_of_all_nodes() -> None:
     finally:
         for each in made:
             each.kill()
+
+
+def test_a_build_over_a_template_of_another_node_is_refused_with_the_reason() -> None:
+    """Its id, which the SDK has before it names the base, is of its owner's node."""
+    address, key = os.environ["E2B_API_URL"], os.environ["E2B_API_KEY"].removeprefix("e2b_")
+    with Client(address, key=f"rf_{bytes.fromhex(key).decode()}") as ann:
+        mine = ann.templates.begin({"name": "mine"})
+        for number in range(99):
+            with Client(address, key=ann.make_key(f"o-{number}", scope="admin")["key"]) as other:
+                name = f"of-{number}"
+                made = other.templates.begin({"name": name, "public": True})
+                assert "ready" == [*other.templates.follow(name, made.build_id)][-1]["status"]
+                if node_of(made.id) != node_of(mine.id):
+                    break
+                other.templates.delete(name)
+        with pytest.raises(Exception, match=f"'{name}' is on another node than this build"):
+            Template.build(Template().from_template(name).run_cmd("true"), "over")
+        built = Template.build(Template().from_template("mine").run_cmd("true"), "over")
+        assert node_of(mine.id) == node_of(built.template_id)
+        for each in ("over", "mine", name):
+            ann.templates.delete(each)

@@ -9,8 +9,10 @@ the verbs of one.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,11 +57,20 @@ def _chosen() -> list[str]:
     return sorted({str(each.relative_to(ROOT)) for each in every} - NOT_OVER_HTTP.keys())
 
 
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A directory for the nodes' state: a socket's path has at most 107 bytes."""
+    made = tempfile.mkdtemp(prefix="rf", dir="/tmp")
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("path", _chosen())
-def test_passes_over_a_gateway(address: str, path: str, tmp_path: Path) -> None:
+def test_passes_over_a_gateway(address: str, path: str, short: str) -> None:
     """One process for each module: Ray's settings and sockets of one do not reach the next."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", path]
+    command.append(f"--basetemp={short}/t")
     done = subprocess.run(
         [*command, "--timeout=300"],
         cwd=ROOT,

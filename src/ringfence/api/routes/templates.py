@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request
 from pydantic import BaseModel
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from ...errors import Forbidden
 from ...model.template import TemplateRequest, TemplateView
@@ -28,6 +28,7 @@ View = Annotated[TemplateView, AsModel()]
 AnyName = Annotated[str, Path(pattern="^[a-z0-9_][a-z0-9_.-]{0,62}$", description="id or name")]
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the content")]
 _PIECE = 256 << 10
+TAR = "application/x-tar"
 _BODY = {"requestBody": {"required": True, "content": schemas.BYTES}}
 
 
@@ -179,10 +180,19 @@ def _line(kind: str, cursor: int, **more: str) -> bytes:
     return json.dumps({"type": kind, **more, "cursor": cursor}).encode() + b"\n"
 
 
-@uploads.get("/{digest}", response_model=Uploaded)
-async def known(digest: Digest, service: TheService, caller: TheCaller) -> Response:
-    """Tell if this client has uploaded this content."""
+@uploads.get(
+    "/{digest}",
+    response_model=Uploaded,
+    responses={200: {"content": {TAR: {}}, "description": "Whether it is there, or it."}},
+)
+async def known(
+    digest: Digest, request: Request, service: TheService, caller: TheCaller
+) -> Response:
+    """Tell if this client has uploaded this content; `Accept: application/x-tar` gives the content."""
     places = service.manager.templates.places
+    if request.headers.get("accept") == TAR:
+        path = await service.thread_pools.call(places.upload, caller.client, digest)
+        return FileResponse(path, media_type=TAR, headers={"cache-control": "no-store"})
     has = await service.thread_pools.call(places.has, caller.client, digest)
     return json_answer({"digest": digest, "present": has})
 

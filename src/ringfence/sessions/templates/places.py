@@ -67,7 +67,7 @@ class Places:
         path = self.path("uploads", short(owner), check_digest(digest, "copy"))
         if not os.path.exists(path):
             raise FileNotFound(
-                f"no upload {digest}", path=digest, hint="PUT /v1/templates/files/SHA256 first"
+                f"no upload {digest}", path=digest, hint="PUT /v1/uploads/SHA256 first"
             )
         os.utime(path)
         return path
