@@ -1,11 +1,11 @@
 """Let every bomb of tests/bombs.py go off in a backend, N times each, and print what became of it.
 
-    tools/bombs.py BACKEND [-n TIMES] [-j JOBS] [NAME...]
+    tools/bombs.py BACKEND [-n TIMES] [-j JOBS] [-t SECONDS] [NAME...]
 
 A neighbour of the same backend is asked for an answer all the while. For each bomb: how many sandboxes
 lived, how its end was told, and how long the neighbour took meanwhile. With `-j`, bombs of different kinds go
 off at once. The rounds go through all kinds, so that SIGTERM prints what is done so far. Exit status 1
-where a sandbox did not live.
+where a sandbox did not live, or a bomb never began: its timeout, `-t`, was too short for this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.bombs import BOMBS, limits_of, set_off
+from tests.bombs import BOMBS, NEVER_BEGAN, limits_of, set_off, timeout_of
 
 from ringfence import Sandbox
 from ringfence.errors import RingfenceError, Unsupported
@@ -65,8 +65,8 @@ class Neighbour(threading.Thread):
 class Range:
     """Lets bombs go off, and counts how they ended."""
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, backend: str, timeout_s: float) -> None:
+        self.backend, self.timeout_s = backend, timeout_s
         self.neighbour = Neighbour(backend)
         self.told: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.is_stopped = False
@@ -79,7 +79,7 @@ class Range:
                 self.neighbour.beside(name),
                 Sandbox.create(backend=self.backend, limits=limits_of(self.backend)) as sandbox,
             ):
-                how = set_off(sandbox, name)
+                how = set_off(sandbox, name, self.timeout_s)
         except Unsupported as exc:
             raise SystemExit(str(exc)) from exc  # a limit that is not had here, whatever the bomb
         except (RingfenceError, AssertionError, OSError) as exc:
@@ -88,17 +88,21 @@ class Range:
         self.told[name][how] += 1
 
     def table(self) -> bool:
-        """Print a row for each kind; return whether every sandbox lived."""
-        died = 0
+        """Print a row for each kind; return whether every bomb began and every sandbox lived."""
+        died = unbegun = 0
         for name, told in self.told.items():
             dead = sum(count for how, count in told.items() if how.startswith("DIED"))
             words = "; ".join(f"{how} ({count})" for how, count in told.most_common(4))
             lived = f"lived {told.total() - dead}/{told.total()}"
             print(f"{name:22} {lived:14} {self.neighbour.told(name)}  {words}")
             died += dead
+            unbegun += sum(count for how, count in told.items() if NEVER_BEGAN in how)
         load = os.getloadavg()[0]
-        print(f"all: {died} died; {self.neighbour.told('all')}; load {load:.0f}", flush=True)
-        return not died
+        print(
+            f"all: {died} died; {unbegun} {NEVER_BEGAN}; {self.neighbour.told('all')}; load {load:.0f}",
+            flush=True,
+        )
+        return not died and not unbegun
 
 
 def main() -> int:
@@ -106,9 +110,10 @@ def main() -> int:
     parser.add_argument("backend")
     parser.add_argument("-n", type=int, default=1)
     parser.add_argument("-j", type=int, default=1)
+    parser.add_argument("-t", type=float, metavar="SECONDS", help="timeout of a bomb")
     parser.add_argument("names", nargs="*")
     options = parser.parse_intermixed_args()
-    bombs = Range(options.backend)
+    bombs = Range(options.backend, options.t or timeout_of(options.backend))
     signal.signal(signal.SIGTERM, lambda *_: setattr(bombs, "is_stopped", True))
     bombs.neighbour.start()
     with ThreadPoolExecutor(options.j) as pool:
@@ -117,11 +122,11 @@ def main() -> int:
             list(pool.map(bombs.once, [name for _ in range(options.n) for name in names]))
         finally:
             bombs.is_stopped = True
-    has_lived = bombs.table()
+    is_well = bombs.table()
     bombs.neighbour.ended.set()
     bombs.neighbour.join()
     bombs.neighbour.sandbox.terminate()
-    return int(not has_lived)
+    return int(not is_well)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Sandbox
-from tests.bombs import BOMBS, MIB, limits_of, set_off
+from tests.bombs import BOMBS, MIB, NEVER_BEGAN, limits_of, set_off
 from tests.features import require
 from tests.native.outside import children_of, init_pid, until
 
@@ -41,6 +41,13 @@ def test_it_ends_itself_only(name: str) -> None:
     assert any(how in told for how in _AT_ITS_LIMIT), told
     if name in _MEMORY:
         assert told in ("out of memory", "told the program"), told
+
+
+def test_a_bomb_that_its_timeout_ends_before_it_begins_is_told() -> None:
+    """Otherwise a backend in which Python starts slowly lives through bombs that never go off."""
+    with Sandbox.create(backend="native", limits=limits_of("native")) as sandbox:
+        assert NEVER_BEGAN in set_off(sandbox, "fork", 0.001)
+        assert NEVER_BEGAN not in set_off(sandbox, "open files", 20.0)
 
 
 def test_files_that_fill_the_memory_limit_end_no_sandbox() -> None:
