@@ -35,11 +35,11 @@ _AT_ONCE = 500  # files that a helper inside is asked about
 _NOT_HERE = (errno.ENOTSUP, errno.EINVAL, errno.EBADF)
 
 
-def absolute(path: str) -> str:
+def absolute(path: str, home: str = HOME) -> str:
     """An absolute path; relative ones, and those below `~`, begin at the home directory."""
     if path == "~" or path.startswith("~/"):
-        path = HOME + path[1:]
-    return posixpath.normpath(path if path.startswith("/") else f"{HOME}/{path}")
+        path = home + path[1:]
+    return posixpath.normpath(path if path.startswith("/") else f"{home}/{path}")
 
 
 def entries(files: Files, inner: BackendFiles, infos: Sequence[FileInfo]) -> list[dict[str, Any]]:

@@ -30,28 +30,31 @@ from ..sessions import liveness
 from . import entries, filesystem, multipart, processes
 from .call import ApiError, Call, Route, not_running
 from .entries import absolute
-from .rpc import user_of
-from .settings import HOME
+from .rpc import home_of, user_of
+from .settings import HOME, ROOT
 
 _PIECE = 1 << 20
 _GZIP = 31  # zlib's window bits for a gzip header
-_COPY = """mkdir -p -- "$(dirname -- "$2")" && cp --preserve=xattr -- "$1" "$2"
-status=$?; rm -- "$1"; exit $status"""
+_COPY = 'mkdir -p -- "$(dirname -- "$2")" && cp --preserve=xattr -- "$1" "$2"'
+_LOOK = f"""{filesystem.LOOK}[ -e "$1" ] || exit 44
+[ -r "$1" ] || {{ echo "$1: permission denied" >&2; exit 1; }}"""
 _TAKE = """[ -e "$1" ] || exit 44
 umask 077; cat -- "$1" > "$2" && chown --reference="$3" -- "$2" || { rm -f -- "$2"; exit 1; }"""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOST_FILES = 1000  # of one upload
 
 
-def _path(call: Call) -> str:
-    query = call.request.query_params
-    user_of(call, query.get("username"))
-    return absolute(query.get("path", ""))
+def _user(call: Call) -> str | None:
+    return user_of(call, call.request.query_params.get("username"))
+
+
+async def _path(call: Call) -> str:
+    return absolute(call.request.query_params.get("path", ""), await home_of(call, _user(call)))
 
 
 async def download(call: Call) -> Response:
     """Send a file or the part that `Range` names; a whole one by gzip if that is all the client takes."""
-    path, headers = _path(call), call.request.headers
+    path, headers = await _path(call), call.request.headers
     sandbox_id = call.inside.sandbox_id
     part = headers.get("range", ""), headers.get("if-range", "")
     try:
@@ -60,9 +63,10 @@ async def download(call: Call) -> Response:
             raise ApiError(400, f"path '{path}' is a directory")
         response = await our_files.read(sandbox_id, path, call.service, call.caller, *part)
     except PermissionDenied:
-        if user_of(call, call.request.query_params.get("username")) != "root":
+        user = _user(call)
+        if user is None:
             raise
-        response = await _read_as_root(call, path, part)
+        response = await _read_as_named(call, user, path, part)
     except (FileNotFound, NotADirectory) as exc:
         if path == _BOOT_ID:  # gVisor's kernel has none
             return PlainTextResponse(call.shared.tokens.boot_id(call.inside, call.notes.boots))
@@ -82,15 +86,18 @@ async def download(call: Call) -> Response:
     return response
 
 
-async def _read_as_root(call: Call, path: str, part: tuple[str, str]) -> Response:
-    """Send a copy of a file that only root may read."""
+async def _read_as_named(call: Call, user: str, path: str, part: tuple[str, str]) -> Response:
+    """Send a copy of a file that the sandbox's own user may not read, and the named one may."""
     sandbox, aside = call.inside.sandbox, f"/tmp/.e2b-{secrets.token_hex(8)}"
-    command = ["/bin/sh", "-c", _TAKE, "sh", path, aside, HOME]
-    result = await call.call(sandbox.exec, command, user="root")
-    if result.exit_code == 44:
-        raise ApiError(404, f"path '{path}' does not exist")
-    if not result.ok:
-        raise ApiError(400, result.stderr_text.strip())
+    # Only root may give the copy to the sandbox's own user.
+    steps = ((_TAKE, ROOT),) if user == ROOT else ((_LOOK, user), (_TAKE, ROOT))
+    for script, each in steps:
+        command = ["/bin/sh", "-c", script, "sh", path, aside, HOME]
+        result = await call.call(sandbox.exec, command, user=each)
+        if result.exit_code == 44:
+            raise ApiError(404, f"path '{path}' does not exist")
+        if not result.ok:
+            raise ApiError(400, result.stderr_text.strip())
     try:
         return await our_files.read(call.inside.sandbox_id, aside, call.service, call.caller, *part)
     finally:  # it is open
@@ -107,17 +114,17 @@ async def _deflated(pieces: Any) -> AsyncIterator[bytes]:
 
 async def upload(call: Call) -> Response:
     """Write files: one as the body itself, or several as a form."""
-    user_of(call, call.request.query_params.get("username"))
+    home = await home_of(call, _user(call))
     notes = entries.given(call.request.headers)
     kind = call.request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         boundary = multipart.boundary_of(kind)
         return JSONResponse(
-            await _write_parts(call, multipart.parts(call.stream(), boundary), notes)
+            await _write_parts(call, multipart.parts(call.stream(), boundary), notes, home)
         )
     if not call.request.query_params.get("path"):
         raise ApiError(400, "the query has no path")
-    writing = _Writing(call, _path(call), notes)
+    writing = _Writing(call, await _path(call), notes)
     try:
         async for data in call.stream():
             await writing.add(data)
@@ -128,7 +135,7 @@ async def upload(call: Call) -> Response:
 
 
 async def _write_parts(
-    call: Call, pieces: AsyncIterator[tuple[str | None, bytes]], notes: dict[str, str]
+    call: Call, pieces: AsyncIterator[tuple[str | None, bytes]], notes: dict[str, str], home: str
 ) -> list[dict[str, Any]]:
     given = call.request.query_params.get("path")
     written: list[dict[str, Any]] = []
@@ -149,7 +156,7 @@ async def _write_parts(
                 continue  # a field that is no file
             if given and written:
                 raise ApiError(400, "several files were sent for one path")
-            writing = _Writing(call, absolute(path), notes)
+            writing = _Writing(call, absolute(path, home), notes)
         if writing is not None:
             written.append(await writing.done())
     except BaseException:
@@ -172,7 +179,7 @@ class _Writing:
         self._call, self._path, self._notes = call, path, notes
         self._file: BinaryIO | None = None
         self._waiting: list[bytes] = []
-        self._aside = ""  # where it is written first, if only root may write it
+        self._aside = ""  # where it is written first, if only the named user may write it
         self._size = 0
 
     async def _begin(self) -> BinaryIO:
@@ -186,7 +193,7 @@ class _Writing:
                     files.make_dir(posixpath.dirname(path), parents=True)
                     file = files.open_write(path)
             except PermissionDenied:
-                if user_of(self._call, self._call.request.query_params.get("username")) != "root":
+                if _user(self._call) is None:
                     raise
                 self._aside = f"/tmp/.e2b-{secrets.token_hex(8)}"
                 return files.open_write(self._aside)
@@ -230,7 +237,9 @@ class _Writing:
         await self._call.call(file.close)
         if self._aside:
             command = ["/bin/sh", "-c", _COPY, "sh", self._aside, self._path]
-            result = await self._call.call(self._call.inside.sandbox.exec, command, user="root")
+            sandbox, user = self._call.inside.sandbox, _user(self._call)
+            result = await self._call.call(sandbox.exec, command, user=user)
+            await self._call.call(sandbox.files.remove, self._aside)
             if not result.ok:
                 raise ApiError(400, result.stderr_text.strip())
         form = {"name": posixpath.basename(self._path), "type": "file", "path": self._path}

@@ -14,7 +14,7 @@ from typing import Any
 from ..api.exec_bodies import append
 from ..api.streaming.runs import Bell, Watching, wait_for
 from ..contexts.frames import language_of
-from ..errors import ExecError, InvalidRequest, LifecycleError, SandboxLost
+from ..errors import ExecError, InvalidRequest, LifecycleError, PermissionDenied, SandboxLost
 from ..execs.run import Run
 from ..model.execs.exec import KILLED_BY_TERMINATE, ExecRequest
 from ..spool.order import ERR, OUT
@@ -25,6 +25,7 @@ from .notes import variables
 from .rpc import (
     client_stream,
     deadline_s,
+    home_of,
     incoming,
     ping_s,
     server_stream,
@@ -32,6 +33,7 @@ from .rpc import (
     unknown_user,
     user_of,
 )
+from .settings import HOME, ROOT, variables_of_root
 
 _PIECE = 32 << 10
 _LONGEST_TAG = 1024
@@ -93,22 +95,23 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         raise RpcError("invalid_argument", f"tag: over {_LONGEST_TAG} characters")
     if argv[:-1] == _SHELL and len(str(argv[-1])) > _LONGEST_ARGUMENT:
         argv = await _from_file(call, str(argv[-1]))
-    live, timeout_s = call.inside, deadline_s(call)
+    live, timeout_s, user = call.inside, deadline_s(call), user_of(call)
+    own = variables_of_root(live.spec.env) if user == ROOT else {}
     if timeout_s is not None and not call.caller.is_admin:
         most = call.service.permissions.most.limits.wall_time_s
         timeout_s = min(timeout_s, most or timeout_s)
     request = ExecRequest(
         argv,
-        cwd=absolute(cwd) if cwd else None,
-        env=variables(live) | env,
-        user=user_of(call),
+        cwd=await _directory(call, user, cwd),
+        env=variables(live) | own | env,
+        user=user,
         timeout_s=timeout_s,
         pty=_size_of(pty) if pty is not None else None,
         stream_stdin=field(form, "stdin", bool, True),
         session_leader=pty is not None,
     )
     wanted = call.service.permissions.judge(call.caller, request)
-    if request.cwd and not await call.call(live.sandbox.files.exists, request.cwd):
+    if cwd and request.cwd and not await _is_there(call, request.cwd, user):
         raise RpcError("invalid_argument", f"cwd '{cwd}' does not exist")
     try:
         run = await call.call(call.shared.execs.start, live, wanted)
@@ -118,6 +121,25 @@ async def start(call: Call, form: dict[str, Any]) -> AsyncIterator[dict[str, Any
         raise unknown_user(request.user or "") from exc
     _note(call, run, tag, env)
     return _events(call, run, (0, 0))
+
+
+async def _directory(call: Call, user: str | None, cwd: str | None) -> str | None:
+    """Return the directory of a command; without one that the client or the template names, the user's home."""
+    home = await home_of(call, user)
+    if cwd:
+        return absolute(cwd, home)
+    if user is None or call.inside.spec.workdir not in (None, HOME):
+        return None
+    return home if await _is_there(call, home, user) else None  # an image need not have it
+
+
+async def _is_there(call: Call, path: str, user: str | None) -> bool:
+    try:
+        return bool(await call.call(call.inside.sandbox.files.exists, path))
+    except PermissionDenied:
+        if user is None:
+            raise
+        return True  # the exec says whether its user may go there
 
 
 def _note(call: Call, run: Run, tag: str, env: dict[str, str]) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from ..errors import InvalidRequest
 from . import codec
 from .call import Call, Route
 from .codec import RpcError, frame, last_frame, rpc_error
+from .settings import HOME, HOME_OF_ROOT, ROOT
 
 Unary = Callable[[Call, dict[str, Any]], Awaitable[dict[str, Any] | bytes]]
 Stream = Callable[[Call, dict[str, Any]], Awaitable[AsyncIterator[dict[str, Any]]]]
@@ -140,6 +142,23 @@ def user_of(call: Call, name: str | None = None) -> str | None:
     if call.inside.spec.profile == OWN_ROOT:
         return name  # root, or one that root has added
     raise unknown_user(name)
+
+
+async def home_of(call: Call, user: str | None) -> str:
+    """Return the home directory of a user that `user_of` returned; it need not exist.
+
+    Raises:
+        RpcError: The sandbox has no such user.
+    """
+    from ..backends.local.host import accounts
+
+    if user is None or user == ROOT:
+        return HOME if user is None else HOME_OF_ROOT
+    try:
+        account = await call.call(accounts.find, call.inside.inner.files, user)
+    except InvalidRequest as exc:
+        raise unknown_user(user) from exc
+    return str(account.env.get("HOME", HOME))
 
 
 def unknown_user(name: str) -> RpcError:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 USER, HOME = "user", "/home/user"
+ROOT, HOME_OF_ROOT = "root", "/root"
 _OF_USER = {"HOME": HOME, "USER": USER, "LOGNAME": USER}
+_OF_ROOT = {"HOME": HOME_OF_ROOT, "USER": ROOT, "LOGNAME": ROOT}
 IDENTITY = "/run/e2b"
 """Directory of the files that tell programs inside which sandbox they are in."""
 _MOUNTS = tuple(Mount(each, "", READ_WRITE, protect=()) for each in (HOME, IDENTITY))
@@ -36,6 +38,15 @@ _BUILT_IN = ("base", "code-interpreter-v1")
 
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+def variables_of_root(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the login variables of root; what a template or client has set in `env` wins, as with E2B."""
+    return {
+        name: value
+        for name, value in _OF_ROOT.items()
+        if env.get(name, _OF_USER[name]) == _OF_USER[name]
+    }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
