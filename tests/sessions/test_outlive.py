@@ -426,9 +426,9 @@ store = m.maker.backends["native"].handover._fd_store
 old = store.pid
 os.kill(old, 9)
 while store.pid == old:
-    with store._lock:  # of whoever gives the new one everything
-        pass
-halt()
+    pass
+with store._lock:  # of whoever gives the new one everything
+    halt()
 """
     )
     with manage(state) as manager:
