@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Sandbox
-from ringfence.backends.landlock import stopping
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.backends.local.host.facts import host
@@ -61,16 +60,6 @@ def of(sandbox: Sandbox) -> LandlockSandbox:
 def left(sandbox: Sandbox) -> list[int]:
     """Processes of the sandbox, as the host finds them: the agent among them."""
     return members(of(sandbox)._tag_base)
-
-
-def comes_to(pid: int, state: str) -> bool:
-    deadline = time.monotonic() + 20
-    stat = Path(f"/proc/{pid}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != state:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def none_is_left(sandbox: Sandbox) -> bool:
@@ -412,73 +401,6 @@ def test_a_fork_has_the_files(sandbox: Sandbox) -> None:
         fork.files.write("own", b"child")
 
     assert b"parent" == sandbox.files.read("own")
-
-
-STOPS = "import os; print('up', flush=True); os.kill(os.getpid(), 19)"
-
-
-def test_what_a_program_stopped_itself_stays_stopped(sandbox: Sandbox) -> None:
-    """Where no cgroup freezes, SIGSTOP suspends."""
-    inner = of(sandbox)
-    own = sandbox.start([PYTHON, "-c", STOPS])
-    assert b"up\n" == next(iter(own.stdout))
-    (number,) = [pid for pid in members(inner._tag_base) if pid != inner.pid]
-    assert comes_to(number, "T")
-    other = sandbox.start([PYTHON, "-uc", "input('up\\n')"], stream_stdin=True)
-    assert b"up\n" == next(iter(other.stdout))
-    stopped = stopping.stop(inner._tag_base, inner.pid)
-    (running,) = stopped
-    states = comes_to(running, "T"), running != number
-    stopping.go_on(inner._tag_base, stopped)
-    after = comes_to(running, "S"), comes_to(number, "T")
-
-    assert (True, True) == states
-    assert (True, True) == after
-
-
-def test_what_waits_for_a_disk_is_stopped_too(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its state D is said here, three times: no sandbox can make a disk slow."""
-    inner = of(sandbox)
-    program = sandbox.start([PYTHON, "-uc", "input('up\\n')"], stream_stdin=True)
-    assert b"up\n" == next(iter(program.stdout))
-    (number,) = [pid for pid in members(inner._tag_base) if pid != inner.pid]
-    looks, truly = [], stopping._state
-
-    def state(place: str) -> tuple[str, int]:
-        looks.append(place)
-        return ("D", truly(place)[1]) if len(looks) < 4 else truly(place)
-
-    monkeypatch.setattr(stopping, "_state", state)
-    stopped = stopping.stop(inner._tag_base, inner.pid)
-    states = truly(f"/proc/{number}")[0], stopped
-    stopping.go_on(inner._tag_base, stopped)
-
-    assert ("T", {number}) == states
-    assert comes_to(number, "S")
-
-
-def test_the_parent_of_a_vfork_stands_still_with_its_child(sandbox: Sandbox) -> None:
-    """It waits in state D, in which no signal is looked at, while its child waits for a writer."""
-    inner = of(sandbox)
-    code = (
-        "import os\nos.mkfifo('fifo')\n"
-        "done = os.posix_spawn('/bin/echo', ['echo', 'begun'], {},"
-        " file_actions=[(os.POSIX_SPAWN_OPEN, 0, 'fifo', os.O_RDONLY, 0)])\nos.waitpid(done, 0)"
-    )
-    program = sandbox.start([PYTHON, "-c", code])
-    while len(found := [pid for pid in members(inner._tag_base) if pid != inner.pid]) < 2:
-        time.sleep(0.01)
-    parent, child = sorted(found)
-    assert comes_to(parent, "D")
-    stopped = stopping.stop(inner._tag_base, inner.pid)
-    states = comes_to(child, "T"), comes_to(parent, "D"), stopped
-    stopping.go_on(inner._tag_base, stopped)
-    assert sandbox.shell("echo > fifo").ok
-
-    assert (True, True, {parent, child}) == states
-    assert b"begun\n" == next(iter(program.stdout))
 
 
 def test_processes_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:

@@ -212,10 +212,10 @@ class _Passing(Passing[Front]):
             else:
                 if self._method == "POST" and (begun := _STARTS.match(path)):
                     inbound.body = await read_whole(inbound.receive)
-                    await self._check_base(begun[1], _text(inbound.body, "fromTemplate"))
+                    await self._check_base(begun[1], _text(inbound.body, "fromTemplate"), caller)
                 await behind.by_template(name, inbound)
 
-    async def _check_base(self, template_id: str, base: str) -> None:
+    async def _check_base(self, template_id: str, base: str, caller: Caller) -> None:
         """Refuse a build over a template that another node alone has: its id names the node already.
 
         Raises:
@@ -223,7 +223,7 @@ class _Passing(Passing[Front]):
         """
         if not base or self._entrance.settings.spec_of(base) is not None:
             return
-        at = await self._behind.templates.source(_name_in(base), self._caller or _OURSELVES)
+        at = await self._behind.templates.source(_name_in(base), caller)
         if at and at != node_of(template_id):
             raise ApiError(
                 400,

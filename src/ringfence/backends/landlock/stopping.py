@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal as signal
 import os
 import time
+from contextlib import suppress
 
 from ...errors import IsolationError
 from ...guest.without_namespaces.landlocked import members, signal_members
@@ -16,7 +17,7 @@ _STILL = frozenset("TtZX")
 
 def begin(base: int, agent: int) -> set[int]:
     """Send SIGSTOP to the programs that run; returns these. The frozen ones stop when they are thawed."""
-    return _signal(base, agent)[0]
+    return _tell(base, agent)[0]
 
 
 def stop(base: int, agent: int) -> set[int]:
@@ -28,7 +29,7 @@ def stop(base: int, agent: int) -> set[int]:
     stopped: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
     while True:  # a pending signal aborts fork(2), so that each round finds fewer
-        told, running = _signal(base, agent)
+        told, running = _tell(base, agent)
         stopped |= told
         if not running:
             return stopped
@@ -38,7 +39,7 @@ def stop(base: int, agent: int) -> set[int]:
         time.sleep(_PAUSE_S)
 
 
-def _signal(base: int, agent: int) -> tuple[set[int], set[int]]:
+def _tell(base: int, agent: int) -> tuple[set[int], set[int]]:
     """Send SIGSTOP to what runs; returns these, and those of them that do not stand still yet.
 
     A process in state D is told as well: most wait for a disk or a lock, and go on. The parent of a vfork(2)
@@ -59,12 +60,16 @@ def go_on(base: int, stopped: set[int]) -> None:
 
 def _look(pid: int) -> tuple[set[str], int]:
     """Return the states of a process's threads, and its parent; proc_pid_stat(5)."""
+    states, parent = set[str](), 0
     try:
-        tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
-        read = [_state(each) for each in tasks]
-    except OSError:
-        return {"X"}, 0  # it has ended
-    return {state for state, _ in read}, read[0][1]
+        for task in os.listdir(f"/proc/{pid}/task"):
+            # Of a thread that has ended the others are no stiller.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                state, parent = _state(f"/proc/{pid}/task/{task}")
+                states.add(state)
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # the process has ended
+    return states, parent
 
 
 def _state(place: str) -> tuple[str, int]:
