@@ -2,10 +2,11 @@
 
     tools/bombs.py BACKEND [-n TIMES] [-j JOBS] [-t SECONDS] [NAME...]
 
-A neighbour of the same backend is asked for an answer all the while. For each bomb: how many sandboxes
-lived, how its end was told, and how long the neighbour took meanwhile. With `-j`, bombs of different kinds go
-off at once. The rounds go through all kinds, so that SIGTERM prints what is done so far. Exit status 1
-where a sandbox did not live, or a bomb never began: its timeout, `-t`, was too short for this machine.
+From the bomb's start to the end of its sandbox, a neighbour of the same backend is asked for an answer. For
+each bomb: how many sandboxes lived, how its end was told, and how long the neighbour took meanwhile. With
+`-j`, bombs of different kinds go off at once. The rounds go through all kinds, so that SIGTERM prints what is
+done so far. Exit status 1 where a sandbox did not live, or a bomb never began: its timeout, `-t`, was too
+short for this machine.
 """
 
 from __future__ import annotations
@@ -75,10 +76,8 @@ class Range:
         if self.is_stopped:
             return
         try:
-            with (
-                self.neighbour.beside(name),
-                Sandbox.create(backend=self.backend, limits=limits_of(self.backend)) as sandbox,
-            ):
+            sandbox = Sandbox.create(backend=self.backend, limits=limits_of(self.backend))
+            with self.neighbour.beside(name), sandbox:
                 how = set_off(sandbox, name, self.timeout_s)
         except Unsupported as exc:
             raise SystemExit(str(exc)) from exc  # a limit that is not had here, whatever the bomb

@@ -62,17 +62,28 @@ def test_files_that_fill_the_memory_limit_end_no_sandbox() -> None:
         assert b"alive\n" == sandbox.exec(["echo", "alive"]).stdout
 
 
-def test_pid_1_is_not_in_the_memory_limit_of_its_programs() -> None:
-    """And they are, whether they are started alone or beside others."""
+@pytest.mark.parametrize("controller", ["memory", "cpu"])
+@pytest.mark.parametrize("cpus", [None, 0.5])
+def test_pid_1_is_not_where_its_programs_are(controller: str, cpus: float | None) -> None:
+    """They share a limit of memory and one share of the processor, started alone or beside others.
+
+    Otherwise each session that a program begins has a share of its own, and the other sandboxes wait.
+    With a limit of the processor, PID 1 counts too.
+    """
     require("cgroup v1")
-    with Sandbox.create(backend="native") as sandbox:
+    with Sandbox.create(backend="native", limits=Limits(cpus=cpus)) as sandbox:
         for _ in range(2):
             sandbox.start(["sleep", "60"])
         first = init_pid(sandbox)
         assert until(lambda: 2 == len(_sleeping(first)))
-        programs = [_memory_cgroup(pid) for pid in _sleeping(first)]
+        programs = [_cgroup(pid, controller) for pid in _sleeping(first)]
+        own = _cgroup(first, controller)
 
-        assert all(each.startswith(f"{_memory_cgroup(first)}/ringfence.") for each in programs)
+        if cpus and "cpu" == controller:
+            assert {own} == set(programs)
+            assert "/ringfence." in own
+        else:
+            assert all(each.startswith(f"{own}/ringfence.") for each in programs)
 
 
 def _sleeping(first: int) -> list[int]:
@@ -80,6 +91,6 @@ def _sleeping(first: int) -> list[int]:
     return [pid for pid in children_of(first) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
 
 
-def _memory_cgroup(pid: int) -> str:
+def _cgroup(pid: int, controller: str) -> str:
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    return next(line.split(":", 2)[2] for line in lines if ":memory:" in line).rstrip("/")
+    return next(line.split(":", 2)[2] for line in lines if f":{controller}:" in line).rstrip("/")

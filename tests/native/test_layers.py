@@ -280,7 +280,7 @@ def test_pid_1_keeps_nothing_open_of_what_it_was_made_with(
         assert until(partial(_keeps_only_its_own, sandbox)), _open_names(sandbox)
 
 
-_TASKS = re.compile(r"/sys/fs/cgroup/memory/.*/tasks")
+_TASKS = re.compile(r"/sys/fs/cgroup/(memory|cpu)(/.*)?/tasks")
 
 
 def _keeps_only_its_own(sandbox: Sandbox) -> bool:
@@ -297,7 +297,7 @@ def _keeps_only_its_own(sandbox: Sandbox) -> bool:
 
 
 def _open_names(sandbox: Sandbox) -> list[str]:
-    """What PID 1 has open, but for its listener and for the memory cgroups that it moves programs between."""
+    """What PID 1 has open, but for its listener and for the cgroups that it moves programs between."""
     found = [name for name in open_fds(init_pid(sandbox)).values() if not _TASKS.fullmatch(name)]
     names = [re.sub(r"[0-9]+", "N", name) for name in found]
     if _LISTENER in names:

@@ -188,7 +188,15 @@ def report_of(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
 def plan_of(sandbox: Sandbox) -> dict[str, Any]:
     """What it was locked down by, without what is drawn for each."""
     plan = sandbox._inner.lockdown  # type: ignore[attr-defined]
-    own = ("id", "uid_map", "gid_map", "cgroup_dirs", "cgroup_values", "programs_cgroup", "tag_key")
+    own = (
+        "id",
+        "uid_map",
+        "gid_map",
+        "cgroup_dirs",
+        "cgroup_values",
+        "programs_cgroups",
+        "tag_key",
+    )
     key = plan["tag_key"].to_bytes(8, "big")
     code = plan["seccomp"]
     for half in (key[:4], key[4:]):
@@ -345,9 +353,12 @@ def cpu_share(pid: int, name: str) -> float | None:
     joined = Path(f"/proc/{pid}/cgroup").read_text()
     for directory in map(Path, cgroups_of(name)):
         if (directory / "cpu.cfs_quota_us").exists():
-            assert any("cpu" in line.split(":")[1] and name in line for line in joined.splitlines())
+            ours = [line for line in joined.splitlines() if name in line]
+            names = [line.split(":")[1].split(",") for line in ours]
+            everywhere = [line.split(":")[1].split(",") for line in joined.splitlines()]
             quota = int((directory / "cpu.cfs_quota_us").read_text())
-            return quota / int((directory / "cpu.cfs_period_us").read_text())
+            assert any("cpu" in each for each in names) == (quota > 0 or ["cpu"] not in everywhere)
+            return quota / int((directory / "cpu.cfs_period_us").read_text()) if quota > 0 else None
         if (directory / "cpu.max").exists():
             share, period = (directory / "cpu.max").read_text().split()
             return None if "max" == share else int(share) / int(period)

@@ -17,7 +17,8 @@ TERMINAL = dict.fromkeys(range(3), "/dev/pts/0 rw")
 
 # What PID 1 always holds: its three streams, the host's control socket, its signals, its own
 # likelihood to be killed for memory (see decision 0002), its own I/O counters, what it sleeps in, where
-# programs ask for netlink sockets, and the memory cgroups of its programs and of itself (decision 0148).
+# programs ask for netlink sockets, and the cgroups of its programs and of itself: memory and processor
+# (decisions 0148 and 0338).
 _NONE = "anon_inode:[eventfd] rw cloexec"
 LISTENER = "anon_inode:seccomp notify rw cloexec"
 INIT = {
@@ -30,8 +31,7 @@ INIT = {
     6: "/proc/1/io r cloexec",
     7: "/memfd:ringfence-hibernation (deleted) r cloexec",
     8: LISTENER,
-    9: _NONE,
-    10: _NONE,
+    **dict.fromkeys(range(9, 13), _NONE),
 }
 
 
@@ -39,13 +39,13 @@ def init(maker: int) -> dict[int, str]:
     """What PID 1 holds, of a sandbox of the user `maker`."""
     if maker or not os.path.exists("/sys/fs/cgroup/memory/tasks"):
         return INIT
-    return {**INIT, 9: "/tasks w cloexec", 10: "/tasks w cloexec"}
+    return {**INIT, **dict.fromkeys(range(9, 13), "/tasks w cloexec")}
 
 
 def hibernated(maker: int) -> dict[int, str]:
     """While it sleeps, these outlive execve(2), with what it knew before."""
     held = {fd: text.removesuffix(" cloexec") for fd, text in init(maker).items()}
-    return {**held, 11: "/memfd:known (deleted) rw"}
+    return {**held, 13: "/memfd:known (deleted) rw"}
 
 
 # And for each running exec: where its end is reported and, where something else ran already when

@@ -140,10 +140,10 @@ class Boot:
     def take_place(self, tasks: list[int]) -> None:
         """Join our cgroups, hide their names, and take ids of our own."""
         shape = self.shape
-        if shape["programs_cgroup"]:
-            if len(tasks) < 2:  # the kernel passed on only as many as we may have open
+        if count := 2 * len(shape["programs_cgroups"]):
+            if len(tasks) < count:  # the kernel passed on only as many as we may have open
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self.around = [tasks.pop(-2), tasks.pop()]
+            self.around, tasks = tasks[-count:], tasks[:-count]
         self.join(tasks, cgroups.Apart(tuple(self.around)))
         if not shape["deny_setgroups"]:
             os.setgroups([])
@@ -172,15 +172,17 @@ class Boot:
         assert self.control is not None
         control = self.control.detach()
         # So that nothing else gets the numbers of the listener, and of cgroups that there are not.
-        absent = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(1 if self.around else 3)]
+        absent = os.eventfd(0, os.EFD_CLOEXEC)
+        missing = 2 * cgroups.MOST_APART - len(self.around)
         held = [
             control,
             signal_fd,
             oom_score_fd,
             io_fd,
             self.hibernation_image,
-            *absent,
+            absent,
             *self.around,
+            *[absent] * missing,
         ]
         wanted = [*held, *told, go, *self.trees]
         try:

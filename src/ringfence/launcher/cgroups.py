@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .plan import Shape
 
+MOST_APART = 2  # cgroups that programs are in and PID 1 is not: version 1, memory and processor
 _PATIENCE_S, _PAUSE_S = 1.0, 0.005
 
 
@@ -68,35 +69,36 @@ def open_tasks(directories: list[str]) -> list[int]:
 
 
 def around(shape: Shape) -> list[str]:
-    """Where the programs of a sandbox are, and where its PID 1 is, if these are two."""
-    inner = shape["programs_cgroup"]
-    return [inner, inner.rpartition("/")[0]] if inner else []
+    """Where the programs of a sandbox are and its PID 1 is not, and then, as many, where that is."""
+    inner = shape["programs_cgroups"]
+    return inner + [each.rpartition("/")[0] for each in inner]
 
 
 class Apart:
-    """The two cgroups of `around`, for a PID 1 that starts a program in the first and stays in the second.
+    """The cgroups of `around`, for a PID 1 that starts a program in the first half and stays in the second.
 
-    Where it were in the first, whatever it asks for when memory has run out there could kill it, and the
-    sandbox with it: the page tables of what was killed are charged until an RCU grace period is over.
+    Where it were with them, whatever it asks for when memory has run out there could kill it, and the
+    sandbox with it: the page tables of what was killed are charged until an RCU grace period is over. And
+    it would get no more of the processor than each of a thousand programs.
 
     Args:
-        descriptors: Of `open_tasks`; none: there are no two.
+        descriptors: Of `open_tasks`; none: all are in the same.
     """
 
     def __init__(self, descriptors: tuple[int, ...] = ()) -> None:
         self._descriptors = descriptors
 
     def enter(self) -> None:
-        if self._descriptors:
-            os.write(self._descriptors[0], b"0")
+        for fd in self._descriptors[: len(self._descriptors) // 2]:
+            os.write(fd, b"0")
 
     def leave(self) -> None:
         """Move the caller back. What cannot be undone is left: a program has started."""
-        try:
-            if self._descriptors:
-                os.write(self._descriptors[1], b"0")
-        except OSError:
-            pass
+        for fd in self._descriptors[len(self._descriptors) // 2 :]:
+            try:
+                os.write(fd, b"0")
+            except OSError:
+                continue
 
 
 def open_procs(directories: list[str], version: int) -> list[int]:

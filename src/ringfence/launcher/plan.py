@@ -66,8 +66,8 @@ class Shape(Ids):
     cgroup_dirs: list[str]  # directories made for this sandbox, v1: one a controller; v2: one
     cgroup_values: list[tuple[str, str]]  # file, value
     cgroup_version: int  # 0: none
-    # Of `cgroup_dirs`, which only what PID 1 starts is in, and PID 1 in the one above: v1, memory; "" for none.
-    programs_cgroup: str
+    # Of `cgroup_dirs`, those that only what PID 1 starts is in, and PID 1 in the one above: v1.
+    programs_cgroups: list[str]
     trees: list[Tree]  # what its steps bind, beyond the template
     placeholders: list[tuple[str, str, int, int]]  # to remove when the sandbox is gone
     note: str  # the file that tells of them, to remove after them; "" for none

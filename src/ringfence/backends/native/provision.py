@@ -212,7 +212,7 @@ def plan_limits(runtime: Runtime, draft: Draft, plan: Plan) -> None:
     name = cgroups.group_name(draft.id, runtime.label())
     draft.group = group = cgroups.Group(layout, name, cpus=bool(spec.limits.cpus))
     plan["cgroup_dirs"], plan["cgroup_version"] = group.directories, group.version
-    plan["programs_cgroup"] = group.of_programs
+    plan["programs_cgroups"] = group.of_programs
     plan["cgroup_values"] = group.values(spec.limits, size.memory_bytes, size.pids)
     if spec.limits.cpus and not group.holds_cpus:
         require_allowed(

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 # Permanent descriptors of PID 1: the host's socket, SIGCHLD, its OOM score, its byte counts, the
 # program, the seccomp listener (`notifications`; a descriptor without events where there is none),
-# and the cgroups of `cgroups.around`; during hibernation, also its saved state.
-CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, INNER, OUTER, KNOWN = range(3, 12)
+# and the cgroups of `cgroups.around` (the same where there are fewer); during hibernation, also its
+# saved state.
+CONTROL, SIGNAL, OOM_SCORE, IO, PROGRAM, LISTENER, AROUND = range(3, 10)
+KNOWN = AROUND + 2 * cgroups.MOST_APART
 NAME = b"ringfence-init"
 _KNOWN = (
     *(
@@ -36,7 +38,7 @@ _KNOWN = (
         "disk",
         "shared_memory_bytes",
     ),
-    *("releases_idle_pages", "programs_cgroup"),
+    *("releases_idle_pages", "programs_cgroups"),
 )
 
 
@@ -47,7 +49,7 @@ def hibernate(plan: Plan) -> None:
         BlockingIOError: It is not there yet.
         OSError: We are still awake, and as before.
 
-    Precondition: this process has no children, and only the descriptors up to `OUTER`.
+    Precondition: this process has no children, and only the descriptors below `KNOWN`.
     Source: execveat(2), AT_EMPTY_PATH.
     """
     if not fcntl.fcntl(PROGRAM, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
@@ -81,7 +83,8 @@ def wake() -> Plan:
 
 def apart(plan: Shape) -> cgroups.Apart:
     """The cgroups that PID 1 and its programs are in."""
-    return cgroups.Apart((INNER, OUTER) if plan["programs_cgroup"] else ())
+    count = 2 * len(plan["programs_cgroups"])
+    return cgroups.Apart(tuple(range(AROUND, AROUND + count)))
 
 
 def _pass_on(inheritable: bool) -> None:

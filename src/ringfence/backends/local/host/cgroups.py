@@ -129,25 +129,30 @@ class Group:
 
     def __init__(self, layout: Layout, name: str, *, cpus: bool) -> None:
         self.version = layout.version
-        # Without a limit the v1 cpu hierarchy is not joined: autogroup then keeps PID 1 responsive.
         self.paths = {
             controller: f"{base}/{name}"
             for controller, base in layout.bases.items()
-            if self.version and (cpus or controller != "cpu")
+            if self.version
         }
         self.directories = list(dict.fromkeys(self.paths.values()))
         self.holds_cpus = cpus and layout.has("cpu")
         self._quota = 0
 
     @property
-    def of_programs(self) -> str:
-        """The cgroup that holds the programs but not PID 1; empty where there is none.
+    def of_programs(self) -> list[str]:
+        """The cgroups that hold the programs but not PID 1; at most `launcher.cgroups.MOST_APART`.
 
-        It is the memory cgroup of version 1: there a process moves itself by a descriptor in 4 us.
-        Version 2 would wait for a grace period, and wants a cgroup beside it for PID 1.
+        They are of version 1: there a process moves itself by a descriptor in 4 us. Version 2 would wait
+        for a grace period, and wants a cgroup beside it for PID 1. Memory, as `Apart` says. And the
+        processor where it has no limit: all programs share what one sandbox gets, and PID 1 need not.
         """
-        memory = self.paths.get("memory", "") if self.version == 1 else ""
-        return memory if list(self.paths.values()).count(memory) == 1 else ""
+        if self.version != 1:
+            return []
+        places = list(self.paths.values())
+        apart = [self.paths[each] for each in ("memory", "cpu") if each in self.paths]
+        if self.holds_cpus:
+            apart.remove(self.paths["cpu"])
+        return [each for each in apart if places.count(each) == 1]
 
     @property
     def quota(self) -> int:

@@ -228,7 +228,7 @@ class Prebuilder:
             own["uid_map"] = own["gid_map"] = identity.slot_map(first_host_id, draft.uid)
         name = cgroups.group_name(own["id"], self._backend.label())
         group = cgroups.Group(self._backend.layout(), name, cpus=bool(limits.cpus))
-        own["cgroup_dirs"], own["programs_cgroup"] = group.directories, group.of_programs
+        own["cgroup_dirs"], own["programs_cgroups"] = group.directories, group.of_programs
         own["cgroup_values"] = group.values(limits, size.memory_bytes, size.pids)
         own_filter = _filter_with(own["tag_key"], plan)
         if own_filter is None:
