@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -91,7 +92,8 @@ class Scene:
                 client.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-            for _ in range(200):
+            until = time.monotonic() + 30  # what looks a name up is a thread, which may have to wait
+            while time.monotonic() < until:
                 self.loop.run_until_done(sleep(0.001))
                 heard += self._hear()
                 self._answer()
