@@ -17,14 +17,15 @@ install_cosmic_ray() {
 # the machine read-only around it, and without cgroups.
 contained() {  # TREE COMMAND...
   unshare --mount --pid --ipc --propagation private --fork --kill-child --mount-proc bash -c '
-    mount --bind "$1" "$1" && for place in /tmp /run /sys/fs/cgroup; do
+    mkdir -p /var/lib/ringfence && mount --bind "$1" "$1" &&
+      for place in /tmp /var/tmp /run /var/lib/ringfence /sys/fs/cgroup; do
       mount -t tmpfs -o mode=1777 none "$place" || exit 1
     done && mount -o remount,bind,ro / && cd "$1" && shift && exec "$@"' - "$@"
 }
 
 [ "$(id -u)" = 0 ] || { echo "run it as root: only root can keep the faults away from this machine"; exit 1; }
 { add_dev_tools && install_cosmic_ray; } || { echo "the locked tools could not be installed: $(why_not)"; exit 1; }
-tree=$(mktemp -d /var/tmp/rf-mutate.XXXXXX)
+tree=$(mktemp -d /var/cache/rf-mutate.XXXXXX)
 trap 'rm -rf "$tree"' EXIT
 copy_tree "$tree"
 tools=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ringfence.errors import (
 from ringfence.model.acquire import AcquireOptions, AttachRequest, RequiredCapabilities
 from ringfence.model.base.ids import check_id
 from ringfence.model.client_session import SessionTimeouts
+from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.sessions.conftest import MakeManager
 from tests.unconfined import Unconfined
@@ -383,7 +386,18 @@ def test_after_closing_nothing_goes_on(make_manager: MakeManager) -> None:
     manager.close()
 
     assert "closed" == lease.session.reason
-    with pytest.raises(LifecycleError):
-        manager.acquire(client_id="ann")
-    with pytest.raises(LifecycleError):
-        manager.list()
+    calls: tuple[Callable[[], object], ...] = (
+        partial(manager.acquire, client_id="ann"),
+        partial(manager.attach, AttachRequest(lease.session.sandbox_id)),
+        manager.list,
+        manager.snapshots,
+        partial(manager.delete_snapshot, "snap-nothing"),
+        partial(manager.default_sandbox, "ann"),
+        manager.health,
+        partial(manager.change_pool, PoolConfig(enabled=False)),
+        manager.cleanup_expired,
+        manager.fill_pool,
+    )
+    for call in calls:
+        with pytest.raises(LifecycleError, match="is closed"):
+            call()

@@ -58,8 +58,10 @@ def test_done_twice_is_done_once(make_manager: MakeManager) -> None:
         assert "terminated" == manager.release(lease.id).state
 
     assert 1 == manager.stats().terminated
-    told = [event.kind for event in manager.events.since(0)[0]]
-    assert ["created", "detached", "suspended", "active", "ended"] == told
+    events = manager.events.since(0)[0]
+    assert ["created", "detached", "suspended", "active", "ended"] == [e.kind for e in events]
+    ids = (lease.session.sandbox_id, lease.id, "ann")
+    assert {ids} == {(e.sandbox_id, e.session_id, e.client_id) for e in events}
 
 
 def test_expired_ones_are_cleaned_up_when_asked(make_manager: MakeManager) -> None:
@@ -114,6 +116,7 @@ def test_the_statistics_are_what_happened(make_manager: MakeManager) -> None:
     assert stats.creation is not None
     assert stats.pool_claim is not None
     assert 0 < (stats.pool_claim.p50_ms or 0) <= (stats.creation.p99_ms or 0)
+    assert stats.pool_claim.p50_ms == stats.pool_claim.p99_ms, "the pool's one alone was claimed"
 
 
 def test_capabilities_are_read_back(make_manager: MakeManager, tmp_path: Path) -> None:
