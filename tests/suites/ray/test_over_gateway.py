@@ -60,7 +60,7 @@ def _chosen() -> list[str]:
 @pytest.fixture
 def short() -> Iterator[str]:
     """A directory for the nodes' state: a socket's path has at most 107 bytes."""
-    made = tempfile.mkdtemp(prefix="rf", dir="/tmp")
+    made = tempfile.mkdtemp(prefix="pytest", dir="/tmp")
     yield made
     shutil.rmtree(made, ignore_errors=True)
 
