@@ -149,7 +149,9 @@ def test_r_and_java_take_back_the_variables_of_one_cell(
         answer = box.call(
             "POST", "/execute", json={"code": "1", "language": language}, headers=PORT
         )
-        assert (501, True) == (answer.status_code, f"'{language}' needs" in answer.text)
+        assert 501 == answer.status_code
+        assert f"'{language}' needs" in answer.text
+        assert "use a template or an image with it" in answer.text
         return
     env = {"GREETING": 'it\'s "é" \\', "NEW": "1"}
 

@@ -113,7 +113,10 @@ async def _begin(call: Call, context_id: str, language: str, cwd: str) -> Run:
     if not await _has(call, language):
         name = _SHOWN.get(language, language)
         needed = _NEEDS[language][1]
-        raise ApiError(501, f"language '{name}' needs {needed}, which is not in the sandbox")
+        hint = "use a template or an image with it"
+        raise ApiError(
+            501, f"language '{name}' needs {needed}, which is not in the sandbox: {hint}"
+        )
     if len(_running(call)) >= _MOST:
         raise ApiError(429, f"{_MOST} contexts run in this sandbox: remove one")
     command = argv_of(language)
