@@ -153,6 +153,18 @@ def test_lines_of_a_shell_and_of_pip(context: Context) -> None:
     assert "%nope" in str(context.run("%nope").error)
 
 
+def test_commands_that_cells_for_ipython_begin_with(context: Context) -> None:
+    plot = context.run("%matplotlib inline\n20 + 1")
+    script = context.run("\n%%bash\nname=ann\necho hello $name\n")
+    failed = context.run("%%sh\nexit 3")
+
+    assert (None, "21") == (plot.error, plot.text)
+    assert (None, "hello ann\n") == (script.error, script.stdout)
+    assert "exit status 3" in str(failed.error)
+    assert "%%nope" in str(context.run("%%nope\n1").error)
+    assert "1" == context.run("7 %\\\n2").text, "an operator stays one"
+
+
 def test_input_is_answered_or_refused_in_the_cell(context: Context) -> None:
     prompts: list[str] = []
 

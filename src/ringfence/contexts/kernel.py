@@ -328,13 +328,19 @@ class Kernel:
         return was
 
     def _line(self, kind: str, text: str) -> None:
-        """Run a line that begins with `!` or `%`."""
+        """Run a line that begins with `!` or `%`, or a cell that begins with `%%`."""
         import subprocess
 
-        word, _, rest = text.strip().partition(" ")
+        word, _, rest = text.strip().partition("\n" if kind == "%%" else " ")
         sys.stdout.flush()
         if kind == "!":
             subprocess.call(text, shell=True)
+        elif kind == "%%" and word.strip() in ("bash", "sh"):
+            subprocess.run([word.strip(), "-c", rest], check=True)
+        elif kind == "%%":
+            raise NameError(f"no cell command %%{word.strip()} here: %%bash and %%sh are known")
+        elif word == "matplotlib":
+            pass  # it chooses how figures are shown: here each cell ends with those it left open
         elif word == "cd":
             os.chdir(os.path.expanduser(rest.strip() or "~"))
         elif word == "pip":
@@ -350,7 +356,8 @@ class Kernel:
                 sys.path.append(user)
             importlib.invalidate_caches()
         else:
-            raise NameError(f"no line command %{word} here: %pip, %cd and !command are known")
+            known = "%pip, %cd, %matplotlib and !command are known"
+            raise NameError(f"no line command %{word} here: {known}")
 
     def _input(self, prompt: str = "") -> str:
         sys.stdout.flush()
@@ -401,6 +408,8 @@ class Kernel:
 
 def _parsed(code: str, name: str) -> ast.Module:
     """Parse a cell; lines with `!` and `%` become calls where Python has no other meaning for them."""
+    if code.lstrip().startswith("%%"):
+        code = f"__ringfence_line__('%%', {code.strip()[2:]!r})"
     lines = code.split("\n")
     while True:
         try:
