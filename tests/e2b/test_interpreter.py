@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,30 @@ def test_annotations_of_typescript_are_left_out(box: Box) -> None:
         lines = _execute(box, code, language="ts")
         assert [shown] == [each["text"] for each in _of(lines, "stdout")], lines
     assert "SyntaxError" == _of(_execute(box, "const = 1", language="ts"), "error")[0]["name"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_typescript_that_is_code_runs_where_node_knows_it(box: Box) -> None:
+    knows = "typeof require('module').stripTypeScriptTypes === 'function'"
+    asked = subprocess.run(["node", "-p", knows], capture_output=True, text=True, check=True)
+    code = (
+        "interface Named { name: string }\nenum Size { Small, Large }\n"
+        "class Box implements Named { name = 'b'; constructor(private size: Size) {}\n"
+        " get() { return this.size as number } }\nnew Box(Size.Large).get()"
+    )
+    lines = _execute(box, code, language="ts")
+
+    if "true" == asked.stdout.strip():
+        assert ("1", []) == (_of(lines, "result")[0]["text"], _of(lines, "stderr"))
+        _execute(box, "function same<T>(x: T): T { return x }", language="ts")
+        called = _execute(box, "same<number>(3)", language="ts")
+        assert "3" == _of(called, "result")[0]["text"]
+    else:
+        (error,) = _of(lines, "error")
+        assert "SyntaxError" == error["name"]
+        assert "needs Node.js 22.13 or newer" in error["value"]
+    plain = _of(_execute(box, "const = 1", language="js"), "error")[0]["value"]
+    assert "Node.js" not in plain
 
 
 def test_default_contexts_are_listed_before_they_are_used(client: Client) -> None:

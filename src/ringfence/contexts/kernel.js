@@ -355,12 +355,30 @@ parentPort.postMessage(null);
   const TYPED = new RegExp(`${QUOTED}|\\b((?:const|let|var)\\s+[\\w$]+)\\s*:\\s*${TYPE}(?=\\s*[=;\\n]|$)`
     + `|((?:\\bfunction\\b\\s*[\\w$]*\\s*|(?<![\\w$)\\]]\\s*))\\()([^(){}]*)\\)(?:\\s*:\\s*${TYPE})?(?=\\s*(?:\\{|=>))`, 'g');
   const PARAMETER = new RegExp(`((?:^|,)\\s*(?:\\.\\.\\.)?[\\w$]+)\\??\\s*:\\s*${TYPE}(?=\\s*(?:[=,]|$))`, 'g');
-  function untyped(code) {
+  const OF_TYPESCRIPT = /\b(?:interface|type|enum|namespace|declare|abstract|implements|satisfies|as|private|protected|public|readonly)\s/;
+  const { stripTypeScriptTypes } = require('module');
+  function untyped(code, types) {
+    // As JavaScript `f<T>(x)` compares twice.
+    if (types === 'typescript' && stripTypeScriptTypes) return stripped(code);
     try { new (require('vm').Script)(code); return code; } catch {}  // JavaScript already
-    const { stripTypeScriptTypes } = require('module');
-    if (stripTypeScriptTypes) try { return stripTypeScriptTypes(code); } catch { return code; }
+    if (stripTypeScriptTypes) return stripped(code);
     return code.replace(TYPED, (text, variable, head, parameters) =>
       variable || (head ? `${head}${parameters.replace(PARAMETER, '$1')})` : text));
+  }
+  function stripped(code) {
+    const { emitWarning } = process;
+    process.emitWarning = () => {};  // that this way is experimental: nothing of the cell's
+    try {
+      for (const mode of ['strip', 'transform']) {  // the second for enums and the like, which are code; it moves lines
+        try { return stripTypeScriptTypes(code, { mode }); } catch {}
+      }
+      return code;
+    } finally { process.emitWarning = emitWarning; }
+  }
+  function hinted(cell, error) {
+    const isOf = cell.types && !stripTypeScriptTypes && util.types.isNativeError(error) && error.name === 'SyntaxError';
+    if (isOf && OF_TYPESCRIPT.test(cell.code)) error.message += ' (more of TypeScript than annotations needs Node.js 22.13 or newer)';
+    return error;
   }
   const AsyncFunction = (async () => {}).constructor;
   function evaluated(code) {  // an object in braces is no block with labels, as in every console
@@ -402,12 +420,12 @@ parentPort.postMessage(null);
     if (sources.size > MOST_CELLS) sources.delete(sources.keys().next().value);
     let error, hasFailed = false;
     try {
-      const code = cell.types ? untyped(cell.code) : cell.code;
+      const code = cell.types ? untyped(cell.code, cell.types) : cell.code;
       const value = await evaluate(evaluated(prepared(code)), name);
       await Promise.all(cell.shown);
       await new Promise(setImmediate);  // rejections that nothing handles are told by now
       if (value !== undefined && current === cell) await show('main', value);
-    } catch (thrown) { error = thrown; hasFailed = true; }
+    } catch (thrown) { error = hinted(cell, thrown); hasFailed = true; }
     if (current === cell) end(cell, error, hasFailed);
   }
   async function list(cell) {

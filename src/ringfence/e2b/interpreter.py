@@ -35,10 +35,11 @@ _MOST = 100  # contexts of a sandbox
 _ENDING_S = 30.0
 _PING_S = 15.0
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TYPESCRIPT = ("typescript", "ts", "tslab")
 _LANGUAGES = {
     **dict.fromkeys(("python", "py", "python3"), PYTHON),
     **dict.fromkeys(("bash", "sh"), BASH),
-    **dict.fromkeys(("javascript", "js", "node", "typescript", "ts", "tslab"), NODE),
+    **dict.fromkeys(("javascript", "js", "node", *_TYPESCRIPT), NODE),
     "r": R,
     "java": JAVA,
 }
@@ -171,7 +172,8 @@ async def execute(call: Call) -> Response:
     sending, cell_id = sending_of(call.service), new_cell(run)
     for each in before:
         await sending.send(run, _hidden(run, each))
-    types = {"types": True} if kind == NODE else {}
+    is_typescript = (language or "").lower() in _TYPESCRIPT
+    types = {"types": "typescript" if is_typescript else True} if kind == NODE else {}
     await sending.send(run, request("run", cell=cell_id, code=code, input=False, **types))
     for each in after:
         await sending.send(run, _hidden(run, each))
