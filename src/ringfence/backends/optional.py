@@ -322,6 +322,22 @@ class Continuable:
         """Have these execs go on, as the same objects, in the sandbox that was restored in its place."""
         raise NotImplementedError
 
+    def number_of(self, template: ProcessTemplate) -> int:
+        """Return the number that an exec keeps in every sandbox restored from the snapshot."""
+        raise NotImplementedError
+
+    def rejoin(self, number: int, request: ExecRequest) -> BackendExec:
+        """Attend to an exec of the sandbox that was saved, here where it was restored.
+
+        Args:
+            number: As `number_of` told it, perhaps on another host.
+            request: As it was started there; nothing is started.
+
+        Raises:
+            RingfenceError: It does not go on here.
+        """
+        raise NotImplementedError
+
 
 class CpuClock:
     """A sandbox that reads its processor time faster than `stats`."""

@@ -85,7 +85,10 @@ def weaker(value: object, field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Capability(Model):
-    """A capability of a backend on this host; `reason` says why it is unavailable."""
+    """A capability of a backend on this host; `reason` says why it is unavailable.
+
+    Of an available `memory_snapshot` it says what another host must have to restore one of this host.
+    """
 
     name: str
     available: bool

@@ -47,8 +47,10 @@ def _abilities(sandbox: GvisorSandbox, protections: tuple[Protection, ...]) -> I
     assert sandbox.network is not None
     yield from reports.each_of(_ALWAYS)
     yield from reports.of_limits(_LIMITS, protections)
-    why_not = "" if host().trusted_root else NO_MEMORY
-    yield Capability(can.MEMORY_SNAPSHOT, not why_not, why_not)
+    if host().trusted_root:
+        yield Capability(can.MEMORY_SNAPSHOT, True, sandbox.program.restores)
+    else:
+        yield Capability(can.MEMORY_SNAPSHOT, False, NO_MEMORY)
     yield from reports.never(NEVER)
     yield from of_rules(_OF_RULES, sandbox.network.change)
     yield _attaches(sandbox)

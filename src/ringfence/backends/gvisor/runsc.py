@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import subprocess
 from ...errors import BackendUnavailable
 from ...policy.seccomp import Condition, Rule
 from ..local import launched
+from ..local.agents import agent_code
 
 KERNEL_BYTES = 256 << 20  # the sentry and the gofer, with Go's idea of memory
 _KERNEL_PIDS = 4096
@@ -98,6 +100,16 @@ class Runsc:
         """Flags that have the Sentry's last words go where those of the program that starts it do."""
         return ["--panic-log=/proc/self/fd/2"] if self.knows("panic-log") else []
 
+    @property
+    def restores(self) -> str:
+        """Name the host that a memory snapshot of this one needs.
+
+        Saved memory has the form of one version, and `runsc restore` refuses a processor that lacks a
+        feature which the guest was told of. Programs without an image run from the host's /usr.
+        """
+        digest = hashlib.sha256(f"{_processor_features()}\n{_system()}".encode()).hexdigest()[:12]
+        return f"runsc {self.version} with processor and system {digest}"
+
     def flags(self, *, rootless: bool, network: bool) -> list[str]:
         """Build the flags of every command.
 
@@ -114,6 +126,24 @@ class Runsc:
         # Our own cgroups around it set the limits.
         said.append(f"--network={'host' if network else 'none'}")
         return [*said, "--ignore-cgroups", f"--rootless={str(rootless).lower()}"]
+
+
+def _processor_features() -> str:
+    """Read the features of the first processor: `flags` on x86-64, `Features` on arm64."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        lines = file.read().split("\n\n")[0].splitlines()
+    return "\n".join(each for each in lines if each.startswith(("flags", "Features")))
+
+
+def _system() -> str:
+    """Describe the host's /usr by its release and its Python: hosts made from one image have the same."""
+    python = agent_code.interpreter()[0]
+    try:
+        with open("/etc/os-release", encoding="utf-8") as file:
+            release = file.read()
+    except OSError:
+        release = ""
+    return f"{release}\n{python} {os.stat(python).st_size}"
 
 
 def find(path: str | None = None) -> Runsc:

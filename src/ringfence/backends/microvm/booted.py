@@ -67,6 +67,12 @@ class Machines:
         ).encode()
         return hashlib.sha256(said + agent_code.packed(machine=True)).hexdigest()[:32]
 
+    @property
+    def restores(self) -> str:
+        """Name the host that a memory snapshot of this one needs."""
+        key = self.key(0)[:12]
+        return f"QEMU {self.program.version} with kernel, Python and processor {key}"
+
     def machine(self, mib: int, boot: Callable[[str, int], None]) -> tuple[str, str]:
         """The paths of a machine's memory, and of what stands for its initial RAM file system.
 

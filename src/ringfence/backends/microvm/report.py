@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 _CAN = (
     *(*BASIC, *STOPPING, *FILES, *QUOTAS, can.MEMORY_LIMIT, can.PIDS_LIMIT),
-    *(can.OPEN_FILES_LIMIT, can.IMAGE, can.MEMORY_SNAPSHOT, can.FORK),
+    *(can.OPEN_FILES_LIMIT, can.IMAGE, can.FORK),
 )
-_KNOWN = (*_CAN, *RULES, can.SECRETS, can.CPU_LIMIT)
+_KNOWN = (*_CAN, *RULES, can.MEMORY_SNAPSHOT, can.SECRETS, can.CPU_LIMIT)
 
 
 def backend_report(backend: Provisions[MicrovmSandbox]) -> BackendReport:
@@ -52,6 +52,7 @@ def _abilities(
     sandbox: MicrovmSandbox, protections: tuple[Protection, ...]
 ) -> Iterable[Capability]:
     yield from each_of(_CAN)
+    yield Capability(can.MEMORY_SNAPSHOT, True, sandbox.owner.machines().restores)
     yield from of_limits([can.CPU_LIMIT], protections)
     yield from never(NEVER)
     yield from of_rules(RULES, sandbox.apply_network_policy)

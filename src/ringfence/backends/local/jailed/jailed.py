@@ -163,6 +163,14 @@ class JailedSandbox(InCgroup, GuestSandbox, Continuable, AttendedExec):
             each.home = sandbox
             each.release()
 
+    def number_of(self, template: ProcessTemplate) -> int:
+        assert isinstance(template, whole.WholeTemplate)
+        return template.run.number
+
+    def rejoin(self, number: int, request: ExecRequest) -> BackendExec:
+        cwd = self.working_directory(request.cwd)
+        return whole.rejoin(self, number, request, request.argv[0], cwd)
+
     def _read_stats(self, state: State) -> SandboxStats:
         """The host's counters for all of the program; the guest's for what is inside."""
         pids = memory = disk = inodes = None

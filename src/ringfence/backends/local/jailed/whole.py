@@ -144,34 +144,37 @@ class WholeTemplate(ProcessTemplate):
     ) -> WaitingCopy:
         del taken, label
         command, cwd, *_ = self.run.facts
-        ours, theirs, inner, outer = open_channels(request)
-        ours.close()
-        theirs.close()
-        lend(inner)
-        far = dict(enumerate(inner, 3 - len(inner)))
-        try:
-            reply = join(sandbox, self.run.number, far)
-        except BaseException as exc:
-            for fd in (*inner, *(end for end in outer if end is not None)):
-                os.close(fd)
-            if not isinstance(exc, OSError | RingfenceError):
-                raise
-            raise refused(sandbox, f"{self.run.id} did not go on: {exc}") from exc
-        run = RelayedExec(
-            sandbox,
-            self.run.number,
-            sandbox.control,
-            reply,
-            outer,
-            sandbox.oom_kills(),
-            command,
-            cwd,
-        )
-        sandbox.attend(run)
-        return WaitingCopy(run)  # it runs already
+        return WaitingCopy(rejoin(sandbox, self.run.number, request, command, cwd))
 
     def close(self) -> None:
         self.release()
+
+
+def rejoin(
+    sandbox: JailedSandbox, number: int, request: ExecRequest, command: str, cwd: str
+) -> RelayedExec:
+    """Attend to an exec, with streams of its own, in a sandbox restored from the one where it began.
+
+    Raises:
+        Unsupported: It does not go on there.
+    """
+    ours, theirs, inner, outer = open_channels(request)
+    ours.close()
+    theirs.close()
+    lend(inner)
+    far = dict(enumerate(inner, 3 - len(inner)))
+    try:
+        reply = join(sandbox, number, far)
+    except BaseException as exc:
+        for fd in (*inner, *(end for end in outer if end is not None)):
+            os.close(fd)
+        if not isinstance(exc, OSError | RingfenceError):
+            raise
+        raise refused(sandbox, f"exec {number} did not go on: {exc}") from exc
+    control, kills = sandbox.control, sandbox.oom_kills()
+    run = RelayedExec(sandbox, number, control, reply, outer, kills, command, cwd)
+    sandbox.attend(run)
+    return run  # it runs already
 
 
 def refused(sandbox: JailedSandbox, reason: str) -> Unsupported:
