@@ -31,6 +31,7 @@ WITHOUT = {
     f"ANY {_BOX}/ports/{{port}}/http/{{path:path}}": "for browsers",
     f"WS {_BOX}/ports/{{port}}/ws/{{path:path}}": "for browsers",
     f"WS {_BOX}/execs/{{exec_id}}/attach": "for browsers; the SDK has `events` and `stdin`",
+    f"POST {_BOX}/evict": "for `ringfence nodes drain`, which asks a node",
     f"GET {_BOX}/mounts": "part of `view`",
     f"GET {_BOX}/network": "part of `view`",
     "GET /v1/snapshots/{snapshot_id}": "`snapshots` has the same of each",

@@ -90,8 +90,10 @@ class FastPath:
         if body is None or len(key) > _LONGEST_KEY:
             return None, again
         scope["route"] = _ALL
-        caller = scope["state"]["caller"]
-        return await sandboxes.create(body, Request(scope), self._service, caller, key), again
+        app: Starlette = scope["app"]
+        caller, runs = scope["state"]["caller"], app.state.execs
+        made = await sandboxes.create(body, Request(scope), self._service, runs, caller, key)
+        return made, again
 
     async def _start(
         self, scope: Scope, receive: Receive, sandbox_id: str

@@ -11,11 +11,19 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from ..errors import Forbidden, InvalidRequest, LifecycleError, SandboxNotFound, Unauthenticated
+from ..errors import (
+    Forbidden,
+    InvalidRequest,
+    LifecycleError,
+    SandboxLost,
+    SandboxNotFound,
+    Unauthenticated,
+)
 from ..model.base.model import Model
 from ..sandbox.sync import Sandbox
 from ..sessions.catalogue.ended import EndedSandbox
 from ..sessions.live import Live
+from ..sessions.maker import EVICTED
 from ..sessions.manager import SessionManager
 from .access.audit import Audit
 from .access.caller import Caller
@@ -116,6 +124,12 @@ class Service:
             ended = await self.thread_pools.call(self.manager.get, any_id, caller.sees)
             if caller.sandbox not in ("", ended.sandbox_id):
                 raise
+            if ended.reason == EVICTED:
+                raise SandboxLost(
+                    f"sandbox {ended.sandbox_id} was saved for another node",
+                    hint="send the request again: a gateway has it restored",
+                    retryable=True,
+                ) from None
             raise LifecycleError(
                 f"sandbox {ended.sandbox_id} has ended: {ended.reason or ended.state}",
                 hint="create a new one",

@@ -172,6 +172,12 @@ class Execs:
         self._drive(run, pump)
         return run
 
+    def lose(self, view: ExecView, error: RingfenceError) -> None:
+        """Remember an exec of another node that does not go on here, and why."""
+        run = Run(view, self._spool(view))
+        run.spool.close()
+        self._end(run, run.problem(error))
+
     @contextmanager
     def _hidden(self, run: Run) -> Iterator[None]:
         """Until it has begun: who saw it before could neither write to it nor kill it."""

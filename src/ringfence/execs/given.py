@@ -16,14 +16,17 @@ class Given:
     Before each write it says how far that may get, and after it how far it got. Of a process that was
     killed in between nobody knows; then no more input is taken, rather than some of it twice.
 
+    Args:
+        least: Bytes that were given where it ran before.
+
     Attributes:
         count: Bytes given so far.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, least: int = 0) -> None:
         self._path = path
         self._fd = -1
-        self._most = self.count = 0
+        self._most = self.count = least
         try:
             with open(path, "rb") as file:
                 self._most, self.count = _PAIR.unpack(file.read(_PAIR.size))

@@ -47,6 +47,7 @@ class LiveForks(Carry):
     def __init__(self, execs: Execs, parent: str, busy: str, going_on: Callable[[], None]) -> None:
         self._execs, self._busy, self._going_on = execs, busy, going_on
         self._held: list[tuple[ExecView, ProcessTemplate]] = []
+        self._inner: Continuable | None = None
         self.report = ForkReport(parent)
         self.execs: list[dict[str, str]] = []
 
@@ -83,7 +84,7 @@ class LiveForks(Carry):
         contexts, processes = self._hold(live, inner, left_out, is_required=is_required)
         if isinstance(inner, Continuable):
             inner.hold([template for _, template in self._held])
-            self.is_whole = True
+            self._inner, self.is_whole = inner, True
         self.report = ForkReport(
             self.report.parent,
             self.is_whole or bool(self._held),

@@ -38,17 +38,21 @@ class Run:
     Attributes:
         spool: Its output.
         done: Resolves to None once its end is written down.
+        waiters: Requests of clients that wait for its end. Of the event loop.
     """
 
     def __init__(self, view: ExecView, spool: Spool) -> None:
         self.id, self.sandbox_id = view.id, view.sandbox_id
         self.spool = spool
         self.done: Future[None] = Future()
+        self.waiters = 0
         self._view = view
         self._pump: SpooledPump | None = None
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
-        self._given = Given(os.path.join(spool.directory, _STDIN)) if self.takes_input else None
+        self._given = None
+        if self.takes_input:
+            self._given = Given(os.path.join(spool.directory, _STDIN), view.stdin_bytes)
         if not view.running:
             self.done.set_result(None)
 

@@ -15,6 +15,7 @@ from .catalogue.records import record_of, spec_text
 from .keys import digest_of
 from .lease import Lease
 from .live import Live
+from .maker import EVICTED, NOT_MADE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Acquiring:
         if self.saved is not None:
             preferred = self.saved.backend  # no other one can read it
         backend = manager.maker.choose(self.spec, preferred)
-        if wanted is not None and not _is_free(manager, wanted):
+        if wanted is not None and not _is_free(manager, wanted) and not self._has_back(wanted):
             wanted = None
         live = self._warm(backend) if wanted is None else None
         if live is None:
@@ -171,6 +172,18 @@ class Acquiring:
         if self.profile:
             manager.counters.claim.add(took)
         return live
+
+    def _has_back(self, wanted: str) -> bool:
+        """Return whether a sandbox comes back that was evicted from here; then its record is removed."""
+        record = self.manager.store.sandbox(wanted)
+        if self.saved is None or record is None or record.phase != records.ENDED:
+            return False
+        # A restore that failed leaves a record too, and is tried again under the same id.
+        has_left = record.reason == EVICTED or record.reason.startswith(NOT_MADE)
+        if not has_left or record.owner != self.client_id:
+            return False
+        self.manager.store.forget_sandbox(wanted)
+        return True
 
     def _find_files(self) -> None:
         """The snapshot to start with: the one that is named, or the template's."""

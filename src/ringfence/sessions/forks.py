@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..model.spec import SandboxSpec
     from .live import Live
     from .manager import SessionManager
+    from .parts import Manager
 
 TEMPORARY = {OF_FORK: "temporary"}
 """Metadata of the snapshot that a fork is made from, by which the next start knows it after a kill."""
@@ -196,20 +197,28 @@ def _save_whole(manager: SessionManager, live: Live, carry: Carry) -> Snapshot:
     if live.state == SessionState.TERMINATED:
         raise LifecycleError("the sandbox has ended", hint="create a new one")
     saved = before.snapshot(TEMPORARY)
-    spec = before.spec.altered(id=live.sandbox_id)
+    try:
+        inner = restore_in_place(manager, live, saved)
+    except BaseException:
+        manager.maker.backends[live.backend].delete_snapshot(saved.id)
+        manager.end(live, "fork")
+        raise
+    carry.move(before, inner)
+    return snapshots.own(manager, live, saved)
+
+
+def restore_in_place(manager: Manager, live: Live, saved: Snapshot) -> BackendSandbox:
+    """Restore a sandbox that was saved with its memory, as what its session has. Precondition: `Live.move`."""
+    spec = live.inner.spec.altered(id=live.sandbox_id)
     for attempt in range(_ATTEMPTS):
         try:
             inner = manager.maker.restore_again(live.backend, live.client_id, saved.id, spec)
             break
-        except BaseException as exc:
-            if isinstance(exc, RingfenceError) and attempt + 1 < _ATTEMPTS:
-                continue
-            manager.maker.backends[live.backend].delete_snapshot(saved.id)
-            manager.end(live, "fork")
-            raise
+        except RingfenceError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
     live.lead_to(inner)
-    carry.move(before, inner)
-    return snapshots.own(manager, live, saved)
+    return inner
 
 
 def _live(manager: SessionManager, lease: Lease) -> Live:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .clock import Clock
 
 SANDBOX = "sbx"
+NOT_MADE = "not made"
+EVICTED = "evicted"
+"""Why a sandbox ended here that another node restores."""
 NOBODY = ""  # the owner of what is warm
 
 
@@ -125,7 +128,7 @@ class Maker:
                 return self.backends[name].restore(snapshot_id, wanted)
             return self.backends[name].provision(wanted)
         except BaseException as exc:
-            self.ended(sandbox_id, f"not made: {type(exc).__name__}")
+            self.ended(sandbox_id, f"{NOT_MADE}: {type(exc).__name__}")
             raise
 
     def restore_again(
@@ -171,7 +174,7 @@ class Maker:
                 else:
                     warm = Restored(self.backends[name].restore(saved.id, wanted), spec)
             except BaseException as exc:
-                self.ended(sandbox_id, f"not made: {type(exc).__name__}")
+                self.ended(sandbox_id, f"{NOT_MADE}: {type(exc).__name__}")
                 raise
         except BaseException:
             self._slots.give_back()

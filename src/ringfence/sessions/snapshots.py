@@ -52,11 +52,11 @@ def changes(manager: Manager, live: Live, since: str | None, client_id: str | No
 def own(manager: Manager, live: Live, made: Snapshot) -> Snapshot:
     """Write down whose a snapshot is; where that fails, it is deleted."""
     try:
-        record = _record(live, made)
+        record = record_of(live, made)
         manager.store.add_snapshot(record)
         if manager.shared is not None and not made.metadata.get(OF_FORK):
             # Before it is answered: from then on it is not lost with this machine.
-            manager.shared.push(_catalogue(manager), made.id, asdict(record))
+            manager.shared.push(catalogue_of(manager), made.id, asdict(record))
     except BaseException:
         manager.store.remove_snapshot(made.id)
         with suppress(RingfenceError):
@@ -78,10 +78,11 @@ def settle(manager: Manager) -> None:
                 continue
             live = manager.index.find(each.session_id) if each.id not in known else None
             if live is not None:
-                manager.store.add_snapshot(_record(live, each))
+                manager.store.add_snapshot(record_of(live, each))
 
 
-def _record(live: Live, made: Snapshot) -> SnapshotRecord:
+def record_of(live: Live, made: Snapshot) -> SnapshotRecord:
+    """Describe a snapshot of a live sandbox for the store."""
     spec = replace(live.spec, network=live.inner.spec.network)
     return SnapshotRecord(
         made.id, live.client_id, live.sandbox_id, live.backend, spec_text(spec), made.created_at
@@ -116,7 +117,7 @@ def _taken_over(manager: Manager, snapshot_id: str, client_id: str | None) -> Sn
         return None
     if client_id not in (None, owner):
         return None
-    form = shared.pull(_catalogue(manager), snapshot_id)
+    form = shared.pull(catalogue_of(manager), snapshot_id)
     if form is None:
         return None
     record = SnapshotRecord(**form)
@@ -125,7 +126,8 @@ def _taken_over(manager: Manager, snapshot_id: str, client_id: str | None) -> Sn
     return manager.store.snapshot(snapshot_id)
 
 
-def _catalogue(manager: Manager) -> str:
+def catalogue_of(manager: Manager) -> str:
+    """Return the directory of snapshots. Precondition: the manager has a state directory."""
     assert manager.store.directory is not None  # whoever has a shared store has one
     return manager.store.directory.file("snapshots")
 

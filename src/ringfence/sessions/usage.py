@@ -68,12 +68,15 @@ class Use:
         return len(runs) - len(over)
 
     @property
+    def is_attended(self) -> bool:
+        """True while a call is served or a stream is open."""
+        with self._lock:
+            return self._calls > 0 or any(not each.closed for each in self._streams)
+
+    @property
     def busy(self) -> bool:
         """True while a call, an exec or a stream is active."""
-        with self._lock:
-            streams = any(not each.closed for each in self._streams)
-            calls = self._calls
-        return calls > 0 or streams or self.running > 0
+        return self.is_attended or self.running > 0
 
 
 def _runs(run: WatchedExec) -> bool:

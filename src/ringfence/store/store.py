@@ -101,6 +101,10 @@ class Store:
         """The record of a sandbox, ended or not."""
         return self._one(SandboxRecord, "SELECT * FROM sandboxes WHERE id = ?", sandbox_id)
 
+    def forget_sandbox(self, sandbox_id: str) -> None:
+        """Remove a sandbox with its sessions and execs. Preconditions: it has ended."""
+        self._database.write("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
+
     def unended_sandboxes(self) -> list[SandboxRecord]:
         """Every sandbox of which something may be left, oldest first."""
         sql = "SELECT * FROM sandboxes WHERE phase != ? ORDER BY id"

@@ -143,6 +143,7 @@ ROUTES: dict[tuple[str, str], Rule] = {
     ("GET", f"{_SANDBOX}/changes"): Rule(_LOOK),
     ("POST", f"{_SANDBOX}/snapshots"): Rule(_OWNER, JSON),
     ("POST", f"{_SANDBOX}/checkpoint"): Rule(_OWNER, JSON, ("life",)),
+    ("POST", f"{_SANDBOX}/evict"): Rule(_ADMINS, JSON, ("life",)),
     ("POST", f"{_SANDBOX}/fork"): Rule(_OWNER, JSON, ("policy", "limits")),
     ("POST", f"{_SANDBOX}/merge"): Rule(_OWNER, JSON),
     ("GET", "/v1/snapshots"): Rule(_LOOK),

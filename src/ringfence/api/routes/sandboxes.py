@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from ...errors import InvalidRequest, LifecycleError
+from ...execs.evicted import come_back
+from ...execs.execs import Execs
 from ...model.acquire import AcquireOptions
 from ...model.capabilities import Protection
 from ...model.create import CreateRequest
@@ -19,7 +21,7 @@ from ...model.sandbox import SandboxView
 from ...model.spec import SandboxSpec
 from ...model.state import State
 from ...model.stats import SandboxStats
-from ...sessions import snapshots
+from ...sessions import eviction, snapshots
 from ...sessions.catalogue import describe, listing
 from ...sessions.catalogue.records import NAME
 from ...sessions.keys import digest_of
@@ -43,6 +45,7 @@ async def create(
     body: Annotated[CreateRequest, AsModel()],
     request: Request,
     service: TheService,
+    execs: TheExecs,
     caller: TheCaller,
     idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> Response:
@@ -62,7 +65,7 @@ async def create(
     )
     if spec.id is not None:
         spec = spec.altered(id=None)
-    made, view = await service.thread_pools.call(_create, service, caller, spec, options)
+    made, view = await service.thread_pools.call(_create, service, execs, caller, spec, options)
     request.state.made = view.id
     return answer(view, 201 if made else 200, admin=caller.is_admin)
 
@@ -78,7 +81,7 @@ async def _restored(service: Service, caller: Caller, body: CreateRequest) -> Sa
 
 
 def _create(
-    service: Service, caller: Caller, spec: SandboxSpec, options: AcquireOptions
+    service: Service, execs: Execs, caller: Caller, spec: SandboxSpec, options: AcquireOptions
 ) -> tuple[bool, SandboxView]:
     """Create a sandbox, or find the one of the same key; return whether it is new, and the sandbox."""
     manager, judge = service.manager, service.permissions.judge
@@ -92,6 +95,9 @@ def _create(
                     "this idempotency key was used for another request", field="key"
                 )
             return False, describe.describe(manager, known.id)
+    evicted = None
+    if options.snapshot_id and options.preferred_id:
+        evicted = eviction.find(manager, options.preferred_id, options.snapshot_id, caller.client)
     try:
         most = caller.max_sandboxes
         lease = manager.acquire(spec, options, client_id=caller.client, most=most)
@@ -103,6 +109,8 @@ def _create(
         raise InvalidRequest("is already used by a sandbox, live or ended", field="id")
     live = manager.index.find(lease.id)
     if live is not None:
+        if lease.newly_created and evicted is not None:
+            come_back(manager, execs, live, evicted)
         view = describe.describe_live(live)
         if view.state != State.TERMINATED:
             return lease.newly_created, view

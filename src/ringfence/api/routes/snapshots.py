@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
-from ...errors import SnapshotNotFound
+from ...errors import LifecycleError, SandboxLost, SnapshotNotFound
+from ...execs.evicted import EvictedExecs
 from ...model.base import checks
 from ...model.changes import Changes
 from ...model.session import Snapshot
-from ...sessions import snapshots
+from ...sessions import eviction, snapshots
 from .. import bodies, schemas
 from ..access.caller import Caller
-from ..models import AsModel, answer, long_answer
+from ..models import AsModel, answer, json_answer, long_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
+from ..streaming.runs import Signal, TheExecs
 from ..thread_pools import BODIES, COPIES
+from .forks import hold_cells
 
 router = Router(route_class=bodies.Route, prefix="/v1", tags=["snapshots"])
 Form = Annotated[Snapshot, AsModel()]
@@ -63,6 +67,51 @@ async def checkpoint(
 ) -> Response:
     """Save files and memory, and end the sandbox: restored, all that ran in it goes on."""
     return await _saved(service.manager.checkpoint, sandbox_id, request, service, caller, body)
+
+
+class Eviction(schemas.Form):
+    """The snapshot in the snapshot_store from which another node restores an evicted sandbox."""
+
+    sandbox_id: str
+    snapshot_id: str
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/evict",
+    status_code=201,
+    response_model=Eviction,
+    responses={200: {"model": Eviction}},
+)
+async def evict(
+    sandbox_id: schemas.SandboxId,
+    request: Request,
+    service: TheService,
+    execs: TheExecs,
+    caller: TheCaller,
+    body: Take | None = None,
+) -> Response:
+    """Save files, memory and execs in the snapshot_store, and end the sandbox: another node restores it.
+
+    `ringfence nodes drain` asks a node for this. While something in it cannot be saved, or a client is
+    being served by it, it goes on. Asking again gives the same snapshot until it is restored.
+    """
+    manager = service.manager
+    try:
+        live = await service.need(sandbox_id, caller)
+    except (LifecycleError, SandboxLost):
+        left = await service.thread_pools.call(eviction.snapshot_of, manager, sandbox_id)
+        if left is None:
+            raise
+        return json_answer({"sandbox_id": sandbox_id, "snapshot_id": left})
+    going_on = Signal()
+    metadata = body.metadata if body else {}
+    async with AsyncExitStack() as held:
+        busy = await hold_cells(service, execs, live, "required", held)
+        carry = EvictedExecs(execs, live.sandbox_id, busy, going_on.ring)
+        call = partial(eviction.evict, manager, live, metadata, carry)
+        made = await service.thread_pools.call(call, key=live.sandbox_id, pool=COPIES)
+    request.state.made = made
+    return json_answer({"sandbox_id": live.sandbox_id, "snapshot_id": made}, 201)
 
 
 async def _saved(

@@ -59,9 +59,11 @@ async def wait_for(run: Run, timeout_s: float | None) -> bool:
         return True
     ended = Signal()
     stop = run.at_end(ended.ring)
+    run.waiters += 1
     try:
         return await ended.wait(timeout_s)
     finally:
+        run.waiters -= 1
         stop()
 
 
