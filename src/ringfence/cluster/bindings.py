@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from dataclasses import dataclass
 
 from ..api.access.caller import ADMIN, Caller
 from ..errors import RingfenceError
+from .moved import KEEP_S as MOVED_S
+from .moved import MOVED, Moved
 from .nodes import GATEWAY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .directory import Directory
     from .nodes import Known, Nodes
     from .scatter import Scatter
@@ -50,6 +55,11 @@ class Binding:
     def read(cls, value: bytes) -> Binding:
         node, bound_at, made = [*value.decode().split(" "), "", ""][:3]
         return cls(node, float(bound_at or 0), made)
+
+
+def id_name(any_id: str) -> str:
+    """The binding of an id that a client chose; none for one that names its node."""
+    return f"id/{hashlib.sha256(any_id.encode()).hexdigest()}" if any_id else ""
 
 
 def forgotten(
@@ -122,7 +132,17 @@ async def prune(directory: Directory, nodes: Nodes, scatter: Scatter, now: float
         home = Binding.read(value)
         if nodes.is_lost(home.node) and home.bound_at < now - KEEP_S:
             await loop.run_in_executor(None, directory.remove, name)
+    await _prune_moved(directory, values.keys() - {*names}, now)
     return len(names)
+
+
+async def _prune_moved(directory: Directory, bound: Collection[str], now: float) -> None:
+    """Forget evicted sandboxes that were not asked for in a month, or have ended elsewhere."""
+    loop = asyncio.get_running_loop()
+    for key, value in (await loop.run_in_executor(None, directory.many, MOVED)).items():
+        moved, name = Moved.read(value), f"bind/{id_name(key.removeprefix(MOVED))}"
+        if name not in bound and moved.at < now - (KEEP_S if moved.node else MOVED_S):
+            await loop.run_in_executor(None, directory.remove, key)
 
 
 async def _living(scatter: Scatter, node: Known) -> set[str]:
@@ -137,4 +157,4 @@ async def _living(scatter: Scatter, node: Known) -> set[str]:
             return found
 
 
-__all__ = ["HOME", "Binding", "forget_gateways", "forgotten", "keep_pruning", "prune"]
+__all__ = ["HOME", "Binding", "forget_gateways", "forgotten", "id_name", "keep_pruning", "prune"]

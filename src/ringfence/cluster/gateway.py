@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 from ..api.service import Service
-from ..errors import InvalidRequest, LifecycleError, NotFound, RingfenceError
+from ..errors import InvalidRequest, LifecycleError, NotFound, RingfenceError, Unsupported
 from ..images.reference import Reference
 from ..model.acquire import AcquireOptions, AttachRequest
 from ..model.base import checks
@@ -28,7 +28,7 @@ from .nodes import KEYS_S
 from .placement import Need
 from .placing import AGAIN_S, WAIT_S, Placer, Placing, id_name, key_name, read_whole
 from .proxy import Inbound, Proxy
-from .reviving import revive
+from .reviving import bring_back, revive
 from .scatter import MERGED, Scatter
 from .templates import Templates
 from .turns import Turns
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OWN = ("/v1/keys", "/v1/openapi.json")
 _TEMPLATES, _UPLOADS = "/v1/templates", "/v1/uploads"
+_EVICT = "/v1/sandboxes/{sandbox_id}/evict"
 _RESUME = "/v1/sandboxes/{sandbox_id}/resume"
 _IDS = ("sandbox_id", "session_id", "snapshot_id", "execution_id")
 
@@ -107,9 +108,17 @@ class Behind:
     async def node_of(self, any_id: str, caller: Caller) -> Known:
         """The node that an id names; for an id that a client chose, the one it is bound to.
 
+        An evicted sandbox is restored first.
+
         Raises:
             SandboxLost: That node is gone.
+            RingfenceError: No node can restore it.
         """
+        if self.nodes.is_moved(any_id):
+            async with self.turns.here(f"revive {any_id}"):
+                moved = await bring_back(any_id, caller, self.nodes, self.placer)
+            if moved is not None:
+                return moved
         tag = node_of(any_id)
         if (found := self.nodes.find(tag) or self.nodes.heir(any_id, tag)) is not None:
             return found
@@ -169,6 +178,9 @@ class Gateway:
         if found is None or "keys" in found.rule.changes or found.path in _OWN:
             await self._app(scope, receive, send)
             return
+        if found.path == _EVICT:  # no gateway would find the sandbox again
+            hint = "`ringfence nodes drain NODE` moves its sandboxes"
+            raise Unsupported("evicting one sandbox", operation="evict", hint=hint)
         scope["route"] = found  # for the metrics
         inbound = Inbound(scope, receive, send)
         if scope["type"] == "websocket":
@@ -230,6 +242,9 @@ class Gateway:
         names = [key_name(client, "session", options.key), id_name(preferred)]
         need = need_of(spec, options.preferred_backend)
         near = options.snapshot_id or preferred
+        if preferred and self._behind.nodes.is_moved(preferred) and not options.snapshot_id:
+            await self._behind.by_id(preferred, inbound)  # its own sandbox, or refused there
+            return
         self._check_unused(preferred)
         await self._place(inbound, need, names, near, spec.template, client, preferred)
 
@@ -267,7 +282,8 @@ class Gateway:
 
     def _check_unused(self, any_id: str | None) -> None:
         """Raise for the id of a lost sandbox that its owner can resume, as a server does for one that lives."""
-        if any_id and self._behind.nodes.saved_by(any_id) is not None:
+        nodes = self._behind.nodes
+        if any_id and (nodes.saved_by(any_id) is not None or nodes.is_moved(any_id)):
             raise InvalidRequest("is already used by a sandbox, live or ended", field="id")
 
     async def _attach(self, inbound: Inbound) -> None:
@@ -277,6 +293,9 @@ class Gateway:
             await self._refused(inbound)
             return
         owner = self._behind.nodes.saved_by(asked.sandbox_id)
+        if self._behind.nodes.is_moved(asked.sandbox_id):
+            await self._behind.by_id(asked.sandbox_id, inbound)
+            return
         if inbound.caller.sees not in (None, owner):
             self._check_unused(asked.sandbox_id)
         if owner is not None or not asked.create_if_missing:

@@ -26,9 +26,11 @@ from ..daemon.config import SOCKET
 from ..daemon.membership import ADDRESSES, DRAINED, LEASE, SECRET, lease
 from ..errors import RingfenceError
 from ..images.store import ImageStore
+from ..model.capabilities import MEMORY_SNAPSHOT
 from ..model.places import state_directory
 from .directory import Directory, namespace_of
-from .draining import Draining
+from .draining import Draining, can_restore
+from .moved import MOVED, Moved
 from .nodes import await_gateways, machine
 from .tls import identity
 
@@ -42,6 +44,7 @@ _HEAD_S = 60.0  # without an answer of Ray's head; a raylet without one ends the
 _OUTLIVE_S = 30.0  # of sandboxes whose daemon and actor are both gone
 _START_S = 60.0
 _ANSWER_S = 5.0
+_SAVE_S = 300.0  # a sandbox, with gigabytes of memory
 _CORES_OF_SHARD, _MOST_SHARDS = 4, 32
 _CHANGES_BEATS = 20  # after a daemon's start; by then every gateway knows the node
 _FACTS_S = 15.0  # between two looks at what changes seldom
@@ -139,7 +142,9 @@ class Shard:
         self._changed: dict[str, bytes] = {}
         self._drains = False
         has_store = bool(config.get("snapshot_store"))
-        self._draining = Draining(self._ask, has_store=has_store)
+        self._draining = Draining(
+            self._ask, has_store=has_store, obstacle=self._obstacle, publish=self._publish
+        )
         self._facts: dict[str, Any] = {}
         self._listed: list[dict[str, Any]] = []
         self._ended, self._lock = threading.Event(), threading.Lock()
@@ -196,6 +201,37 @@ class Shard:
         """Save the sandboxes of a node that drains, as far as that can be; see `Draining.settle`."""
         return self._draining.settle() if self._drains else []
 
+    def _obstacle(self, sandbox: dict[str, Any]) -> str | None:
+        """Say why a sandbox cannot go on on another node with its memory; see `draining.choose`."""
+        backend, image = sandbox["backend"], sandbox["image"]
+        needs = self._facts.get("memory", {}).get(backend)
+        if needs is None:
+            return None
+        lost = {key.removeprefix("lost/") for key in self._directory.list("lost/")}
+        forms = [json.loads(each) for each in self._directory.many("node/").values()]
+        others = [each for each in forms if each["node"] not in {*lost, self._tag}]
+        if any(can_restore(each, backend, needs, image) for each in others):
+            return ""
+        has = f"{backend} by {needs}" + (f" and image {image}" if image else "")
+        return f"no other node that takes sandboxes has {has}"
+
+    def _publish(self, sandbox: dict[str, Any], snapshot: str) -> None:
+        """Tell gateways of a sandbox that was evicted, with all that restoring it takes."""
+        backend = sandbox["backend"]
+        moved = Moved(
+            owner=sandbox["owner"],
+            snapshot=snapshot,
+            name=sandbox["name"],
+            timeouts=sandbox["timeouts"],
+            metadata=sandbox["metadata"],
+            backend=backend,
+            needs=self._facts.get("memory", {}).get(backend, ""),
+            image=sandbox["image"],
+            left=self._tag,
+            at=time.time(),
+        )
+        self._directory.put(f"{MOVED}{sandbox['id']}", moved.written())
+
     def may_go(self) -> bool:
         """Return whether nothing is lost with this node: no sandbox, and nothing that it alone keeps.
 
@@ -241,6 +277,8 @@ class Shard:
             self._become_another()
         self._heard_at = time.monotonic()
         self._drains = self._directory.get(f"drain/{self._tag}") is not None
+        if not self._drains:
+            self._draining.moved.clear()
         try:
             make_private(self._above, self._place)
         except OSError as exc:
@@ -387,6 +425,12 @@ class Shard:
         return {
             "tiers": sorted({tier for each in usable for tier in each["tiers"]}),
             "backends": [each["backend"] for each in usable],
+            "memory": {
+                each["backend"]: can["reason"]
+                for each in usable
+                for can in each["capabilities"]
+                if can["name"] == MEMORY_SNAPSHOT and can["available"]
+            },
             "images": _images(),
             "keeps": self._keeps(),
             "labels": {
@@ -416,27 +460,29 @@ class Shard:
         return self._ask("GET", path)
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        connection = _UnixConnection(os.path.join(self._place, SOCKET))
+        timeout_s = _SAVE_S if method == "POST" else _ANSWER_S
+        connection = _UnixConnection(os.path.join(self._place, SOCKET), timeout_s)
         try:
             kind = {} if body is None else {"content-type": "application/json"}
             connection.request(method, path, body, kind)
             response = connection.getresponse()
             found: dict[str, Any] = json.loads(response.read() or b"{}")
             if response.status not in (200, 201, 204):
-                raise http.client.HTTPException(f"{path}: {response.status}")
+                why = found.get("detail") or f"{path}: {response.status}"
+                raise http.client.HTTPException(why)
             return found
         finally:
             connection.close()
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_ANSWER_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_ANSWER_S)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
 

@@ -16,6 +16,8 @@ from functools import cache
 
 from ..daemon.membership import Scaling
 from ..errors import RingfenceError, SandboxLost, ServerUnreachable
+from .draining import can_restore
+from .moved import MOVED
 from .placement import PACK, Fleet, NodeState, rendezvous
 
 TYPE_CHECKING = False
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..api.access.caller import Caller
     from .directory import Directory, KeyRing
+    from .moved import Moved
     from .placement import Need
 
 LOOK_S = 0.5
@@ -127,6 +130,7 @@ class Nodes:
         self.gateway, self._beats = secrets.token_hex(8), 0
         self._looked_at = 0.0
         self._troubles: dict[str, str] = {}
+        self._moved: frozenset[str] = frozenset()
         config = directory.config()
         self.shares_snapshots = bool(config.get("snapshot_store"))
         manager = config.get("manager", {})
@@ -167,6 +171,8 @@ class Nodes:
             self.may_grow = state.get("may_grow", False)
         self._rank()
         self._looked_at = now
+        moved = (key.removeprefix(MOVED) for key in self._directory.list(MOVED))
+        self._moved = frozenset(moved)
         found = self._directory.many("trouble/")
         self._troubles = {
             key.removeprefix("trouble/"): value.decode(errors="replace")
@@ -296,6 +302,19 @@ class Nodes:
         lost = self._lost.get(tag)
         known = lost.sandboxes.get(sandbox_id) if lost is not None else None
         return known if known is not None and known.get("is_whole") else None
+
+    def is_moved(self, sandbox_id: str) -> bool:
+        """Return whether a sandbox was evicted from the node that its id names, or is bound to."""
+        return sandbox_id in self._moved
+
+    def restoring(self, moved: Moved) -> list[Known]:
+        """Nodes that can restore an evicted sandbox, the idlest first."""
+        able = [
+            each
+            for each in self.ready()
+            if can_restore(each.form, moved.backend, moved.needs, moved.image)
+        ]
+        return sorted(able, key=lambda each: each.state().pressure)
 
     def saved_by(self, any_id: str) -> str | None:
         """Return the owner of a lost sandbox that can be resumed under its id; None: there is none."""

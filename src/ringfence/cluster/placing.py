@@ -14,7 +14,8 @@ from ..api.access import gateways
 from ..api.access.caller import USER
 from ..errors import ResourceExhausted, RingfenceError
 from ..model.base.ids import node_of
-from .bindings import Binding
+from .bindings import Binding, id_name
+from .moved import MOVED, Moved
 from .nodes import LOOK_S, NoNodes
 from .placement import Need
 from .proxy import note_made, send_whole
@@ -169,7 +170,7 @@ class Placer:
         if again and _is_elsewhere(whole[2]):
             placing.refused = whole
             placing.tried.add(node.tag)
-            if await self._unbind(placing.names, node):
+            if await self.unbind(placing.names, node):
                 return None
         placing.tried.add(node.tag)
         await self._note(placing.names, node, whole[1])
@@ -212,6 +213,20 @@ class Placer:
         value = await self._call(self._directory.get, f"bind/{name}")
         return Binding.read(value).node if value else ""
 
+    async def moved(self, sandbox_id: str) -> Moved | None:
+        """Read the record of an evicted sandbox."""
+        value = await self._call(self._directory.get, f"{MOVED}{sandbox_id}")
+        return Moved.read(value) if value else None
+
+    async def note_moved(self, sandbox_id: str, moved: Moved) -> None:
+        """Write where an evicted sandbox was restored, for every gateway."""
+        await self._call(self._directory.put, f"{MOVED}{sandbox_id}", moved.written())
+
+    async def free(self, name: str, tag: str) -> None:
+        """Forget a name that is bound to a node which has it no longer."""
+        if await self.bound(name) == tag:
+            await self._call(self._directory.remove, f"bind/{name}")
+
     async def bind(self, names: list[str], node: Known) -> Known:
         """Bind names to a node, unless they are bound to one that lives; the node they are bound to."""
         for name in names:
@@ -231,7 +246,7 @@ class Placer:
             value = Binding(node.tag, time.time(), made).written()
             await self._call(self._directory.put, f"bind/{name}", value)
 
-    async def _unbind(self, names: list[str], node: Known) -> bool:
+    async def unbind(self, names: list[str], node: Known) -> bool:
         """Free names that a node has refused; False where another gateway has bound them anew."""
         for name in names:
             if await self.bound(name) != node.tag:
@@ -241,11 +256,6 @@ class Placer:
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(None, call, *args)
-
-
-def id_name(any_id: str) -> str:
-    """The binding of an id that a client chose; none for one that names its node."""
-    return f"id/{hashlib.sha256(any_id.encode()).hexdigest()}" if any_id else ""
 
 
 def key_name(client: str, kind: str, key: str) -> str:

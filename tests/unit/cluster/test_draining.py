@@ -1,12 +1,14 @@
-"""What a drain says of a sandbox that it has saved."""
+"""What a drain does with each sandbox, and what it says of it."""
 
 from __future__ import annotations
 
+import http.client
 from typing import Any
 
 import pytest
 
-from ringfence.cluster.draining import Draining
+from ringfence.cluster.draining import MOVED, SAVED, STAYS, Activity, Draining, can_restore, choose
+from ringfence.cluster.moved import Moved
 
 pytestmark = pytest.mark.anyone
 
@@ -18,18 +20,56 @@ _SANDBOX: dict[str, Any] = {
     "last_active_at": 10.0,
     "timeouts": {},
     "metadata": {},
+    "backend": "gvisor",
+    "image": None,
+    "reason": "",
 }
 
 
-def ask(method: str, path: str, _body: bytes | None) -> Any:
-    """A server on which the snapshot counts as a use of the sandbox."""
-    if "POST" == method:
-        return {"id": "snap-1"}
-    if path.endswith("/execs"):
-        return {"items": []}
-    if path.endswith("/sbx-1"):
-        return {**_SANDBOX, "last_active_at": 11.0}
-    return {"items": [_SANDBOX], "next_cursor": None}
+class Server:
+    """A server with one sandbox, on which the snapshot counts as a use of it."""
+
+    def __init__(self, *, runs: int = 0, refuses: str = "") -> None:
+        self.runs, self.refuses = runs, refuses
+        self.asked: list[str] = []
+        self.is_evicted = False
+
+    def ask(self, method: str, path: str, _body: bytes | None) -> Any:
+        self.asked.append(f"{method} {path.partition('?')[0]}")
+        if path.endswith("/evict"):
+            if self.refuses:
+                raise http.client.HTTPException(self.refuses)
+            self.is_evicted = True
+            return {"sandbox_id": "sbx-1", "snapshot_id": "snap-2"}
+        if "POST" == method:
+            return {"id": "snap-1"}
+        if path.endswith("/execs"):
+            return {"items": [{"state": "running"}] * self.runs}
+        if path.endswith("/stats"):
+            return {"pids": 0}
+        if path.endswith("/sbx-1"):
+            return {**_SANDBOX, "last_active_at": 11.0}
+        return self._listed("state=terminated" in path)
+
+    def _listed(self, is_ended: bool) -> Any:
+        shown = {**_SANDBOX, "reason": "evicted"} if is_ended else _SANDBOX
+        return {"items": [shown] if is_ended == self.is_evicted else [], "next_cursor": None}
+
+
+class Gateways:
+    """Those who hear of sandboxes that have left."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def publish(self, sandbox: dict[str, Any], snapshot: str) -> None:
+        self.heard.append((sandbox["id"], snapshot))
+
+
+def draining(server: Server, gateways: Gateways, obstacle: str | None = None) -> Draining:
+    return Draining(
+        server.ask, has_store=True, obstacle=lambda _: obstacle, publish=gateways.publish
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,9 +77,90 @@ def ask(method: str, path: str, _body: bytes | None) -> Any:
 )
 def test_a_snapshot_is_whole_unless_the_sandbox_was_used_since(seen: float, is_whole: bool) -> None:
     """Be what is seen of it older than the snapshot."""
-    draining = Draining(ask, has_store=True)
-    assert ["saved"] == [each["outcome"] for each in draining.settle()]
+    drain = draining(Server(), Gateways())
+    assert ["saved"] == [each["outcome"] for each in drain.settle()]
 
-    kept = draining.kept({**_SANDBOX, "last_active_at": seen})
+    kept = drain.kept({**_SANDBOX, "last_active_at": seen})
 
     assert ("snap-1", is_whole) == (kept["snapshot"], kept["is_whole"])
+
+
+@pytest.mark.parametrize(
+    ("activity", "obstacle", "outcome", "why"),
+    [
+        (Activity("active"), None, SAVED, ""),
+        (Activity("active"), "", SAVED, ""),
+        (Activity("active", 2), None, STAYS, "it runs 2 commands"),
+        (Activity("active", 2), "", MOVED, ""),
+        (Activity("active", 0, 1), "", MOVED, ""),
+        (Activity("suspended"), None, STAYS, "it is suspended"),
+        (Activity("suspended"), "", MOVED, ""),
+        (Activity("detached"), "no node", STAYS, "it is detached, and cannot be moved: no node"),
+        (
+            Activity("active", 1),
+            "no node",
+            STAYS,
+            "it runs 1 commands, and cannot be moved: no node",
+        ),
+    ],
+)
+def test_what_a_snapshot_of_files_would_lose_is_moved_or_stays(
+    activity: Activity, obstacle: str | None, outcome: str, why: str
+) -> None:
+    assert (outcome, why) == choose(activity, has_store=True, obstacle=obstacle)
+
+
+def test_without_a_store_all_stays() -> None:
+    outcome, why = choose(Activity("active", 1), has_store=False, obstacle="")
+
+    assert STAYS == outcome
+    assert "no snapshot_store" in why
+
+
+def test_what_was_moved_is_published_and_listed_until_the_drain_ends() -> None:
+    server, gateways = Server(runs=1), Gateways()
+    drain = draining(server, gateways, "")
+
+    listed = [drain.settle(), drain.settle()]
+
+    assert [("sbx-1", "snap-2")] == gateways.heard
+    assert [["moved"], ["moved"]] == [[each["outcome"] for each in every] for every in listed]
+    assert 1 == server.asked.count("POST /v1/sandboxes/sbx-1/evict")
+
+
+def test_what_cannot_be_moved_stays_with_the_reason_of_its_server() -> None:
+    server, gateways = Server(runs=1, refuses="a client is being served by it"), Gateways()
+
+    (settled,) = draining(server, gateways, "").settle()
+
+    assert STAYS == settled["outcome"]
+    assert "it cannot be moved: a client is being served by it" == settled["why"]
+    assert [] == gateways.heard
+
+
+def test_a_new_actor_tells_of_what_left_before_the_old_one_ended() -> None:
+    """The server has evicted it, and nobody heard the answer."""
+    server, gateways = Server(), Gateways()
+    server.is_evicted = True
+
+    (settled,) = draining(server, gateways, "").settle()
+
+    assert [("sbx-1", "snap-2")] == gateways.heard
+    assert MOVED == settled["outcome"]
+
+
+def test_a_node_restores_what_a_host_like_it_has_saved() -> None:
+    form: dict[str, Any] = {"memory": {"gvisor": "v1"}, "is_draining": False, "images": ["a"]}
+
+    assert can_restore(form, "gvisor", "v1", None)
+    assert can_restore(form, "gvisor", "v1", "a")
+    assert not can_restore(form, "gvisor", "v1", "b")
+    assert not can_restore(form, "gvisor", "v2", None)
+    assert not can_restore(form, "microvm", "v1", None)
+    assert not can_restore({**form, "is_draining": True}, "gvisor", "v1", None)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    moved = Moved("ann", "snap-1", "", {}, {}, "gvisor", "v1", None, left="aa", at=1.0)
+
+    assert moved == Moved.read(moved.written())

@@ -202,8 +202,9 @@ NODES = Command(
     words="drain undrain",
     details="""\
 A node that drains takes no new sandboxes; those that it has go on. With `snapshot_store`, the
-files of idle ones are saved, for their owners to restore elsewhere. `drain` lists what is left,
-and exits with 1 if anything is after --wait.""",
+files of idle ones are saved, for their owners to restore elsewhere, and what runs in gVisor or a
+microVM is moved with its memory. `drain` lists what became of each, and exits with 1 if anything is
+left after --wait.""",
     examples=(("before maintenance", "ringfence nodes drain 38a31f91"),),
 )
 
