@@ -75,6 +75,35 @@ def test_it_keeps_no_group_of_who_started_it() -> None:
     assert not confined.split()
 
 
+_READS = """
+import os, sys
+sys.path[:0] = [{source!r}]
+from ringfence.egress import confine
+def tried(flags, path):
+    try: os.close(os.open(path, flags))
+    except OSError as exc: return exc.strerror
+    return "opened"
+def both(): return [tried(os.O_RDONLY, "/etc/hosts"), tried(os.O_RDWR, {place!r})]
+print(*both(), sep="\\n")
+confine._RESOLVER_FILES += ({directory!r},)
+assert confine._restrict_files()
+print(*both(), sep="\\n")
+"""
+
+
+@pytest.mark.skipif(landlock.abi_version() < 1, reason="needs Landlock")
+def test_it_may_read_what_a_resolver_reads_and_write_nothing_there(tmp_path: Path) -> None:
+    """By Landlock alone: as root no mode of a file says no."""
+    place = tmp_path / "file"
+    place.touch()
+    code = _READS.format(source=str(SOURCE), place=str(place), directory=str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert ["opened", "opened", "opened", "Permission denied"] == run.stdout.splitlines()
+
+
 def test_others_of_its_uid_cannot_look_into_it(line: Line) -> None:
     """Its memory has the secrets of every sandbox. Files of what is not dumpable are root's."""
     assert 0 == Path(f"/proc/{line.pid}/maps").stat().st_uid

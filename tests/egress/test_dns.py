@@ -13,6 +13,21 @@ from ringfence.egress.dns import message as dns
 
 pytestmark = pytest.mark.anyone
 
+# RFC 1035, 3596, 2782 and 9460.
+NUMBERS = {
+    "A": 1,
+    "NS": 2,
+    "CNAME": 5,
+    "SOA": 6,
+    "PTR": 12,
+    "MX": 15,
+    "TXT": 16,
+    "AAAA": 28,
+    "SRV": 33,
+    "SVCB": 64,
+    "HTTPS": 65,
+    "ANY": 255,
+}
 NAMES = st.lists(
     st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=20),
     min_size=1,
@@ -32,6 +47,10 @@ def query(
 
 
 OPT = b"\0" + struct.pack(">HHIH", dns.OPT, 4096, 0, 0)
+
+
+def test_types_have_the_names_of_their_rfcs() -> None:
+    assert NUMBERS == {name: number for number, name in dns.TYPES.items()}
 
 
 def read(packet: bytes) -> tuple[int, list[tuple[int, int, bytes]]]:
