@@ -26,12 +26,14 @@ class Given:
     def __init__(self, path: str, least: int = 0) -> None:
         self._path = path
         self._fd = -1
-        self._most = self.count = least
+        self._most = self.count = 0
         try:
             with open(path, "rb") as file:
                 self._most, self.count = _PAIR.unpack(file.read(_PAIR.size))
         except (FileNotFoundError, struct.error):
             pass
+        if self.count < least:
+            self._most = self.count = least
 
     def open(self) -> None:
         """Make the file, before anything is given: to write in it needs no more room then.
