@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from ringfence.launcher.wire import AGENT_UID
 from tests.features import require
 from tests.images.conftest import small
 from tests.native.callers import Caller
 from tests.native.outside import until
+from tests.native.test_agents_of_users import ATTACK
 from tests.native.test_own_root import ADD_BOB, SETS
 from tests.strangers import AS_RANGED, PYTHON, RANGE, RANGED_UID, package_for_others
 
@@ -162,6 +164,20 @@ def test_root_rules_the_sandboxs_own_users(ask: Ask, own: int) -> None:
 def test_root_has_no_rights_over_the_kernel(ask: Ask, own: int, attempt: str) -> None:
     assert not ask("run", own, attempt, "root")[0]
     assert ask("run", own, "chown 7 /tmp", "root")[0]  # the control
+
+
+def test_no_program_reaches_an_agent_or_ends_its_sandbox(ask: Ask) -> None:
+    """Nor root as the maker's own id, which the first user has."""
+    index = ask("create", profile="own_root")[0]
+    for user in ("root", "nobody"):
+        assert ask("run", index, "true", user)[0]
+        ask("run", index, "kill -9 -1; exit 0", user)
+    for user in ("root", "nobody", None):
+        assert [True, "\n"] == ask("run", index, f"python3 -c '{ATTACK}'", user)
+    assert [True, "\n"] == ask("run", index, f"setpriv --reuid=1000 python3 -c '{ATTACK}'", "root")
+    for uid, is_ok in ((1500, True), (AGENT_UID, False)):
+        assert is_ok == ask("run", index, f"setpriv --reuid={uid} true", "root")[0]
+    ask("end", index)
 
 
 def test_the_hosts_files_stay_their_owners(ask: Ask, source: Path) -> None:

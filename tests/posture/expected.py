@@ -9,6 +9,8 @@ from tests.posture.reading import NAMESPACES, Identity, MountedAt
 
 LOW_IDS = 2000
 NOBODY = 65534
+AGENT_ID = 65536  # real and saved id of agents; see decision 0340
+TO_KILL, TO_TRACE = 1 << 5, 1 << 19  # CAP_KILL, CAP_SYS_PTRACE
 SANDBOX = 1000
 
 NULL = "/dev/null r"
@@ -52,15 +54,21 @@ def hibernated(maker: int) -> dict[int, str]:
 # it was started, whether it ever began.
 REPORT = "socket rw cloexec"
 BEGAN = "pipe r nonblock cloexec"
-# An agent, PID 1 of another user, has no right to its own oom_score_adj.
-AGENT = {
+# An agent is PID 1 of another user. Its counters and its likelihood to be killed are told apart by its number.
+_AGENT = {
     0: "/dev/null rw",
     1: "/dev/null rw",
     2: "/dev/null rw",
     3: "socket rw cloexec",
     4: "anon_inode:[signalfd] rw nonblock cloexec",
-    6: LISTENER,
 }
+
+
+def agent() -> dict[int, str]:
+    """What an agent always holds, in a sandbox that root made, but for what has its number."""
+    tasks = ["/tasks w cloexec"] * 2 if os.path.exists("/sys/fs/cgroup/memory/tasks") else []
+    return _AGENT | dict(enumerate([*tasks, LISTENER], 7))
+
 
 LIMITS = {
     "Max core file size": "1 1",
@@ -80,10 +88,33 @@ LIMITS_OF_A_USER = {
 }
 
 
+def inside_id(seen: Identity) -> int:
+    """The user inside that a process is, or acts as if it is an agent."""
+    (uid,) = seen.uids - {id_of_agents(seen)}
+    return next(i + uid - o for i, o, n in seen.uid_map if o <= uid < o + n)
+
+
+def id_of_agents(seen: Identity) -> int:
+    """On the host."""
+    return next((outside for inside, outside, _ in seen.uid_map if inside == AGENT_ID), -1)
+
+
+def identity_of_agent(wanted: Identity, rights: int) -> Identity:
+    """Of the agent of a user whose programs are as wanted, with some capabilities more than they have."""
+    inheritable, permitted, effective, bounding, ambient = wanted.capabilities
+    capabilities = (inheritable, permitted | rights, effective | rights, bounding, ambient)
+    uids = wanted.uids | {id_of_agents(wanted)}
+    return replace(wanted, uids=uids, capabilities=capabilities)
+
+
 def identity_made_by_root(seen: Identity, *, inside: int = SANDBOX) -> Identity:
     """Of a process with the id `inside` in a sandbox that root made."""
     first = seen.uid_map[0][1]
-    maps = ((0, first, LOW_IDS), (NOBODY, first + LOW_IDS + 1, 1))
+    maps = (
+        (0, first, LOW_IDS),
+        (NOBODY, first + LOW_IDS + 1, 1),
+        (AGENT_ID, first + LOW_IDS + 2, 1),
+    )
     host_id = first + inside if inside < LOW_IDS else first + LOW_IDS + 1
     return _identity(seen, host_id, host_id, maps, maps, "allow")
 
@@ -104,7 +135,8 @@ def identity_of_range(
     """
     first = seen.uid_map[0][1]
     rest = (SANDBOX + 1, first + SANDBOX + 1, LOW_IDS - SANDBOX - 1)
-    maps = ((0, first, SANDBOX), (SANDBOX, uid, 1), rest, (NOBODY, first + LOW_IDS + 1, 1))
+    others = (NOBODY, first + LOW_IDS + 1, 1), (AGENT_ID, first + LOW_IDS + 2, 1)
+    maps = ((0, first, SANDBOX), (SANDBOX, uid, 1), rest, *others)
     host_id = {SANDBOX: uid, NOBODY: first + LOW_IDS + 1}.get(inside, first + inside)
     wanted = _identity(seen, host_id, host_id, maps, maps, "allow")
     return replace(wanted, capabilities=(0, capabilities, capabilities, capabilities, 0))

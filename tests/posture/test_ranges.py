@@ -46,8 +46,7 @@ def processes(
 
 def inside_id(process: Process) -> int:
     (seen,) = process.identities
-    (uid,) = seen.uids
-    return next(i + uid - o for i, o, n in seen.uid_map if o <= uid < o + n)
+    return expected.inside_id(seen)
 
 
 def test_every_thread_is_who_it_should_be(processes: list[Process]) -> None:
@@ -58,6 +57,8 @@ def test_every_thread_is_who_it_should_be(processes: list[Process]) -> None:
         inside = inside_id(process)
         own = OF_ROOT if inside == 0 else 0
         wanted = expected.identity_of_range(seen, RANGED_UID, inside=inside, capabilities=own)
+        if process.name.startswith("ringfence") and process.inside != 1:
+            wanted = expected.identity_of_agent(wanted, 0 if inside else expected.TO_KILL)
         assert wanted == seen, process.command
         assert namespaces == seen.namespaces, process.command
     by_word = {process.command[-1]: inside_id(process) for process in processes}

@@ -359,6 +359,21 @@ class BootIdentity:
         raise NotImplementedError
 
 
+class Clearable:
+    """A sandbox that can end all that runs in it, and lives on."""
+
+    def end_processes(self) -> None:
+        """Kill every program of every user, also what ended commands have left, and wait for it.
+
+        Nothing is started inside for that: it works where the sandbox is at a limit.
+
+        Raises:
+            ExecError: Some could not be ended in time.
+            LifecycleError, SandboxLost: It is suspended, or gone.
+        """
+        raise NotImplementedError
+
+
 class DrivenExec:
     """An exec that its driver tells about the timeout; the defaults are those of any other exec.
 

@@ -165,6 +165,14 @@ class Agent(FileRequests):
             self.execs.take()  # who has ended and was not waited for counts against the limit of processes
         return b""
 
+    def _do_end_all(self, _reply: wire.Socket, _fds: list[int]) -> bytes:
+        """Kill what all execs have started, the ended ones too; answer with how many processes are left."""
+        numbers = self.execs.numbers()
+        for number in numbers:
+            self.execs.kill_tree(number)
+        self.execs.reap()
+        return b"%d" % sum(len(self.groups.members(number)) for number in numbers)
+
     def _do_resize(
         self, _reply: wire.Socket, _fds: list[int], number: int, rows: int, columns: int
     ) -> bytes:

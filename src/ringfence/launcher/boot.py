@@ -232,7 +232,7 @@ class Boot:
         build.complete_root(plan, self.shape, self.trees)
         sockets = network.set_up(plan["network"])
         lockdown.apply_rlimits(plan["rlimits"])
-        lockdown.become_user(plan, plan["uid"], plan["gid"])
+        lockdown.become_init(plan)
         if not plan["namespaces"] & namespaces.CLONE_NEWNET:
             plan["netlink_sockets"] += netlink_sockets.count()  # with those of the host's programs
         listener_fd = lockdown.seal(plan, serves=True)
@@ -243,11 +243,13 @@ class Boot:
         self.go.detach()
         files.close_from(_TOLD[0])
         # Where root inside belongs to a range of the caller's ids, who has run a program belongs to
-        # that user namespace, and not any longer to the host's: such a PID 1 stays what it is.
-        hibernate = None if plan["id_helpers"] else hibernation.hibernate
-        held = _SIGNAL, _OOM_SCORE, _IO, _LISTENER
+        # that user namespace, and not any longer to the host's: such a PID 1 stays what it is. So does
+        # one that would lose a capability by execve(2).
+        is_ruler = lockdown.is_ruler(plan)
+        hibernate = None if plan["id_helpers"] or is_ruler else hibernation.hibernate
+        held, apart = (_SIGNAL, _OOM_SCORE, _IO, _LISTENER), hibernation.apart(plan)
         init.Init(
-            plan, self.control, *held, apart=hibernation.apart(plan), hibernate=hibernate
+            plan, self.control, *held, apart=apart, hibernate=hibernate, is_ruler=is_ruler
         ).run()
 
 

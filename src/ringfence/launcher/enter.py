@@ -11,7 +11,7 @@ import errno
 import posix as os
 
 from ..linux import mounts, namespaces, privileges, signals
-from . import build, cgroups, idmap, lockdown, network, newroot, wire
+from . import build, cgroups, idmap, lockdown, network, newborn, newroot, wire
 from .pid1 import init
 
 TYPE_CHECKING = False
@@ -229,7 +229,12 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
     plan: Plan = request["plan"]
     control_fd, *places = fds
     privileges.set_dumpable(False)
+    tasks = cgroups.open_tasks(cgroups.around(plan))
     cgroups.join(cgroups.open_procs(request["cgroup_dirs"], plan["cgroup_version"]))
+    apart = cgroups.Apart(tuple(tasks))
+    apart.leave()
+    newborn.spare(os.getpid())
+    proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for fd, flags in zip(places, request["namespaces"], strict=True):
         namespaces.setns(fd, flags)
     if os.fork():
@@ -244,16 +249,23 @@ def _agent(request: dict[str, Any], _reply: wire.Socket, fds: list[int]) -> None
         # Else only the host's root may open it. Nobody inside has our capabilities, so nobody traces us.
         privileges.set_dumpable(True)
         io_fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        # The sandbox's own /proc is read-only.
+        score = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
         privileges.set_dumpable(False)
         build.point_standard_at_null()
-        control_fd, signal_fd, io_fd = build.pack([control.detach(), signal_fd, io_fd])
-        control = wire.adopt(control_fd)
+        held = [control.detach(), signal_fd, score, io_fd, *tasks]
+        control_fd, signal_fd, score, io_fd, *tasks = build.pack(held)
+        control, apart = wire.adopt(control_fd), cgroups.Apart(tuple(tasks))
         lockdown.apply_rlimits(plan["rlimits"])
         lockdown.bound(plan)
-        lockdown.become_user(plan, plan["uid"], plan["gid"])
-        listener_fd = lockdown.seal(plan, with_parent=False, serves=True)
+        lockdown.become_agent(plan, plan["uid"], plan["gid"])
+        listener_fd = lockdown.seal(plan, with_parent=False, serves=True, is_agent=True)
+        becoming = lockdown.Becoming(plan)
+        becoming.check()
         wire.send_raw(control, b"READY")
-        init.Init(plan, control, signal_fd, -1, io_fd, listener_fd).run()
+        init.Init(
+            plan, control, signal_fd, score, io_fd, listener_fd, apart=apart, become=becoming
+        ).run()
     except OSError as exc:
         wire.refuse(control, exc, "agent")
     finally:

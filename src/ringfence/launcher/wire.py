@@ -27,6 +27,8 @@ _RECEIVE_BYTES = 1 << 14
 _MAX_FDS = 253  # SCM_MAX_FD of include/net/scm.h: with one more, nothing is sent
 _SEEK_END = 2  # include/uapi/linux/fs.h
 MOST_NETLINK_SOCKETS = 64  # of some 208 KiB each, the default of net.core.rmem_default
+# Inside, the real and saved user id of agents: no program has it, so that none may signal an agent.
+AGENT_UID = 65_536
 MSG_CMSG_CLOEXEC = 0x40000000  # include/linux/socket.h
 
 _RAISED = _thread.allocate_lock()  # the limit is the process's

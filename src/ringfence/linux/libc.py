@@ -52,6 +52,15 @@ _X86_64 = {
     "kcmp": 312,
     "tee": 276,
     "arch_prctl": 158,
+    "setuid": 105,
+    "setreuid": 113,
+    "setresuid": 117,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "sched_setaffinity": 203,
+    "sched_setattr": 314,
+    "setpriority": 141,
+    "ioprio_set": 251,
 }
 _AARCH64 = {
     "clone": 220,
@@ -91,6 +100,15 @@ _AARCH64 = {
     "shmctl": 195,
     "shmat": 196,
     "shmdt": 197,
+    "setreuid": 145,
+    "setuid": 146,
+    "setresuid": 147,
+    "setpriority": 140,
+    "sched_setparam": 118,
+    "sched_setscheduler": 119,
+    "sched_setaffinity": 122,
+    "sched_setattr": 274,
+    "ioprio_set": 30,
     "arch_prctl": -1,  # of x86 alone
 }
 _COMMON = {

@@ -24,6 +24,7 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 # NOROOT, NO_SETUID_FIXUP and NO_CAP_AMBIENT_RAISE on, KEEP_CAPS off, each with its lock bit.
 SECUREBITS_LOCKED = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40 | 0x80
+CAP_KILL, CAP_SYS_PTRACE = 1 << 5, 1 << 19  # as in a mask
 _LEAST_KNOWN = 38  # CAP_AUDIT_READ, Linux 3.16: every kernel that we run on knows more
 _CAPABILITY_VERSION_3 = 0x20080522
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import _signal as signal
 import os
 import select
+import time
 from _thread import RLock, allocate_lock
 
 from ...errors import ExecError, InvalidRequest, IsolationError, LifecycleError, SandboxLost
 from ...launcher import wire
 from ...model.session import ResolvedMount, Session
 from ...model.state import State, check_transition
-from ..optional import Comparable
+from ..optional import Clearable, Comparable
 from .answers import SEND_S, answer, bound_sends
 from .host.facts import out_of_files
 from .session import is_below, session_root
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 
 _ASK_S = 30.0
 _DYING_MS = 30_000
+_CLEARING_S, _CLEARING_PAUSE_S = 10.0, 0.01
 
 
-class LocalSandbox(Comparable):
+class LocalSandbox(Comparable, Clearable):
     """The part of `BackendSandbox` that is the same for all on this host.
 
     All methods may be called from any thread.
@@ -296,6 +298,27 @@ class LocalSandbox(Comparable):
         """It is to be resumed, and was not suspended."""
 
     # -- ending -----------------------------------------------------------------------------
+
+    def end_processes(self) -> None:
+        """See `Clearable`."""
+        self.require_awake()
+        until = time.monotonic() + _CLEARING_S
+        self.unthrottle(True)
+        try:
+            while left := self._end_programs():
+                if time.monotonic() >= until:
+                    raise ExecError(
+                        f"{left} processes of the sandbox could not be ended",
+                        hint="try again, or end the sandbox",
+                        retryable=True,
+                    )
+                time.sleep(_CLEARING_PAUSE_S)
+        finally:
+            self.unthrottle(False)
+
+    def _end_programs(self) -> int:
+        """Kill programs of all users, once; return how many are left, those not yet reaped included."""
+        raise NotImplementedError
 
     def compare(self, since: str | None) -> Changes:
         from .comparing import changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...linux import privileges
 from ...linux.namespaces import parse_id_map
 from ...policy.landlock import plan_landlock
 from ..local.host import cgroups
@@ -100,7 +101,10 @@ class NativeReader(ProcessReader, MountReader):
 
     def kept_on_purpose(self) -> dict[str, int]:
         of_root = self.sandbox.profile.root_capabilities
-        return {} if self.sandbox.uid else dict.fromkeys(("CapPrm", "CapEff", "CapBnd"), of_root)
+        if self.sandbox.uid or not of_root:
+            return {}
+        of_init = of_root | privileges.CAP_KILL  # see `lockdown.become_init`
+        return {"CapPrm": of_init, "CapEff": of_init, "CapBnd": of_root}
 
     def capabilities(self) -> Verdict:
         verdict, of_root = super().capabilities(), self.sandbox.profile.root_capabilities

@@ -214,6 +214,10 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
 
     # -- life -------------------------------------------------------------------------------
 
+    def _end_programs(self) -> int:
+        controls = *self.agents.values(), self.control
+        return max([int(self.ask("end_all", control=control)[0]) for control in controls])
+
     @property
     def answers_frozen(self) -> bool:
         """Without a freezer PID 1 stops all the others, and answers itself."""

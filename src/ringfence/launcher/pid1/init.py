@@ -86,8 +86,18 @@ class Init:
         *,
         apart: Apart | None = None,
         hibernate: Callable[[Plan], None] | None = None,
+        become: Callable[[], None] | None = None,
+        is_ruler: bool = False,
     ) -> None:
-        processes.begin()
+        """See `Init`.
+
+        Args:
+            become: Of the agent of another user: what a child does before it begins a program.
+            is_ruler: We may signal processes of other users, agents among them.
+        """
+        # An agent may signal other agents: they have one real id.
+        self.become, self.is_ruler = become, is_ruler or become is not None
+        processes.begin(are_others=self.is_ruler)
         self.plan, self.control, self.signal_fd = plan, control, signal_fd
         self.oom_score_fd, self.io_fd = oom_score_fd, io_fd
         self.own_score = self._find_own_score()
@@ -249,6 +259,8 @@ class Init:
         try:
             if os.fork() == 0:
                 try:
+                    if self.become:
+                        self.become()
                     for number, arguments in calls:
                         wire.send_raw(reply, b"%d" % libc.attempt(number, *arguments))
                 finally:
@@ -340,15 +352,21 @@ class Init:
         paths = programs.candidates(argv[0], env)
         self._oom_score(_PREFER_FOR_OOM)
         try:
-            if self.is_full or has_children():
-                join = self.apart.enter if self.apart else None
-                started = forked.start(paths, argv, env, actions, join, leads=leads)
+            if self.is_full or self.become or has_children():
+                started = forked.start(paths, argv, env, actions, self._prepare, leads=leads)
                 run.pid, run.failure_fd = started
             else:
                 run.pid = self._spawn_first(paths, argv, env, actions, leads)
         finally:
             self.is_full = False
             self._oom_score(self.own_score)
+
+    def _prepare(self) -> None:
+        """In a child that has been forked: go and be where and who its program is to be."""
+        if self.apart:
+            self.apart.enter()
+        if self.become:
+            self.become()
 
     def _spawn_first(
         self,
@@ -496,12 +514,20 @@ class Init:
             processes.send(pid, signal.SIGKILL)
 
     def _kill_tree(self, tag: int) -> set[int]:
-        """Kill every process with `tag`; returns those that are left to die.
+        """Kill every process with `tag`; returns those that are left to die."""
+        return self._kill_each(lambda pid: processes.tag_of(pid) == tag, alone=len(self.execs) < 2)
+
+    def _kill_each(self, is_wanted: Callable[[int], bool], *, alone: bool) -> set[int]:
+        """Kill every process that is wanted; returns those that are left to die.
 
         Stopping comes first: a stopped process cannot fork (a pending signal aborts fork(2)), and
         it leaves the processor to us, who may share it with a thousand spinning ones.
+
+        Args:
+            alone: All of our user's are stopped at once; the others go on afterwards.
         """
-        alone = len(self.execs) < 2
+        may_stop_all = not self.is_ruler
+        alone = alone and may_stop_all
         if alone:
             processes.send(-1, signal.SIGSTOP)  # one call, atomic in the kernel
         mine: set[int] = set()
@@ -509,11 +535,11 @@ class Init:
             fresh = [
                 pid
                 for pid in processes.pids()
-                if pid not in mine and processes.tag_of(pid) == tag and not processes.is_zombie(pid)
+                if pid not in mine and is_wanted(pid) and not processes.is_zombie(pid)
             ]
             if not fresh:
                 break
-            if len(fresh) > _CROWD:
+            if may_stop_all and len(fresh) > _CROWD:
                 processes.send(-1, signal.SIGSTOP)
                 alone = True
             for pid in fresh:
@@ -550,6 +576,23 @@ class Init:
             time.sleep(0.001)
             self._reap()
             doomed = {pid for pid in doomed if processes.tag_of(pid) == tag}
+
+    def _do_end_all(self) -> bytes:
+        """Kill every program that we may; answer with the count of all, those not reaped included."""
+
+        def is_there(pid: int) -> bool:
+            # What we have just forked has our ids still.
+            return pid in self.by_pid or processes.is_program(pid)
+
+        def is_ours(pid: int) -> bool:
+            return is_there(pid) and processes.may_signal(pid)
+
+        doomed, until = self._kill_each(is_ours, alone=False), time.monotonic() + _DYING_S
+        self._reap()
+        while any(map(is_ours, doomed)) and time.monotonic() < until:
+            time.sleep(0.001)
+            self._reap()
+        return b"%d" % sum(map(is_there, processes.pids()))
 
     def _do_wake(self) -> None:
         """Be awake when the next request comes: that takes milliseconds after hibernation."""

@@ -11,20 +11,24 @@ import _struct as struct
 import errno
 
 from ...linux import libc, seccomp
+from .. import wire
 from . import connects, netlink_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    Verdict = tuple[Sequence[tuple[int, ...]], int]
+
 _AF_UNIX, _AF_NETLINK = 1, 16  # include/linux/socket.h
 # include/uapi/linux/bpf_common.h
 _LOAD, _JUMP_IF_EQUAL, _RETURN, _AND = 0x20, 0x15, 0x06, 0x54
 # struct seccomp_data: nr, arch, instruction_pointer, args[6]; the lower half of each comes first.
-_NUMBER_AT, _ARCH_AT, _FAMILY_AT, _KEY_AT = 0, 4, 16, 16 + 4 * 8
+_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _KEY_AT = 0, 4, 16, 16 + 4 * 8
+_FAMILY_AT = _FIRST_ARGUMENT_AT
 
 
-def program(verdicts: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> bytes:
+def program(verdicts: Sequence[Verdict]) -> bytes:
     """A filter that gives each verdict to the calls whose words are as listed; all else passes.
 
     Args:
@@ -46,12 +50,13 @@ def program(verdicts: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> bytes:
     return b"".join(struct.pack("=HBBI", *each) for each in code)
 
 
-def guard(*, serves: bool, connect_key: int = 0) -> int:
+def guard(*, serves: bool, connect_key: int = 0, refused: Sequence[Verdict] = ()) -> int:
     """Put the caller and all that it starts under that filter. Precondition: no_new_privs.
 
     Args:
         serves: The caller goes on as who answers: see `Listener`.
         connect_key: Ask about connect(2) as well; PID 1's own calls carry this key. 0: do not ask.
+        refused: More verdicts of this filter.
 
     Returns:
         The descriptor at which questions arrive; -1: there is none, no netlink socket, and, where
@@ -60,14 +65,36 @@ def guard(*, serves: bool, connect_key: int = 0) -> int:
     if serves:
         try:
             asked = [(_NETLINK, seccomp.RET_USER_NOTIF), *_asking(connect_key)]
-            return seccomp.install_listener(program(asked))
+            return seccomp.install_listener(program([*asked, *refused]))
         except OSError:
             pass  # a kernel before 5.5; or the filter of who runs us has a listener already
-    refused = [(_NETLINK, seccomp.RET_ERRNO | errno.EAFNOSUPPORT)]
+    unasked: list[Verdict] = [(_NETLINK, seccomp.RET_ERRNO | errno.EAFNOSUPPORT), *refused]
     if connect_key:
-        refused += _WITHOUT_UNIX
-    seccomp.install_filter(program(refused))
+        unasked += _WITHOUT_UNIX
+    seccomp.install_filter(program(unasked))
     return -1
+
+
+def protect_agents() -> list[Verdict]:
+    """Refuse the user id of agents to a root that may else become anybody in its user namespace."""
+    calls = {"setuid": 1, "setreuid": 2, "setresuid": 3}
+    return [
+        _refusal(name, argument, wire.AGENT_UID)
+        for name, arguments in calls.items()
+        for argument in range(arguments)
+    ]
+
+
+def protect_scheduling(pid: int) -> list[Verdict]:
+    """Refuse to have an agent wait behind what it must kill: the kernel compares effective ids."""
+    calls = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+    by_pid = [_refusal(name, 0, pid) for name in calls]
+    return [*by_pid, *(_refusal(name, 1, pid) for name in ("setpriority", "ioprio_set"))]
+
+
+def _refusal(name: str, argument: int, value: int) -> Verdict:
+    words = [(_NUMBER_AT, libc.number(name)), (_FIRST_ARGUMENT_AT + 8 * argument, value)]
+    return words, seccomp.RET_ERRNO | errno.EPERM
 
 
 def asking_in_copy(*, connects: bool) -> bytes:
@@ -80,7 +107,7 @@ def asking_in_copy(*, connects: bool) -> bytes:
     return program([(_NETLINK, seccomp.RET_USER_NOTIF), *refused])
 
 
-_WITHOUT_UNIX = [
+_WITHOUT_UNIX: list[Verdict] = [
     (
         [(_NUMBER_AT, libc.number("socket")), (_FAMILY_AT, _AF_UNIX)],
         seccomp.RET_ERRNO | errno.EAFNOSUPPORT,

@@ -7,6 +7,7 @@ import posix as os
 import resource
 
 from ...linux import libc
+from .. import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +40,33 @@ def send_to_group(pid: int, signum: int) -> None:
     os.kill(pid if group in (0, 1, os.getpgrp()) else -group, signum)
 
 
-def begin() -> None:
+def may_signal(pid: int) -> bool:
+    """Return whether the process is there, and we may signal it."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def is_program(pid: int) -> bool:
+    """Return whether a process, which may have ended, is the guest's: no agent, no helper from outside."""
+    text = read(f"{directory(pid)}/status")
+    real = text.partition(b"\nUid:")[2].split(None, 1)[:1]
+    return bool(real) and real != [b"%d" % wire.AGENT_UID] and b"\nPPid:\t0\n" not in text
+
+
+def begin(*, are_others: bool = False) -> None:
     """Find out whether the numbers in /proc are those of our own PID namespace.
 
     A borrowed /proc, see `build`, has the numbers of a PID namespace above.
+
+    Args:
+        are_others: Programs may have other real ids than we, which prlimit(2) compares: see
+            `lockdown.become_agent`.
     """
-    global _depth
+    global _depth, _are_others
+    _are_others = are_others
     # Not by our own number: that of an agent can be the same in both, by chance.
     numbers = _numbers("self")
     if not numbers:
@@ -52,6 +74,7 @@ def begin() -> None:
     _depth = len(numbers) if len(numbers) > 1 else 0
 
 
+_are_others = False
 _depth = 0  # of our PID namespace below that of a borrowed /proc, and one more; 0: it is our own
 
 
@@ -128,6 +151,10 @@ def set_tag(key: int, tag: int) -> None:
 
 
 def tag_of(pid: int) -> int:
+    if _are_others:
+        line = read(f"{directory(pid)}/limits").partition(b"\nMax realtime timeout")[2]
+        hard = line.split(None, 2)[1:2]
+        return int(hard[0]) if hard and hard[0].isdigit() else 0
     try:
         return resource.prlimit(pid, RLIMIT_RTTIME)[1]
     except OSError:

@@ -88,10 +88,6 @@ _REASONS = {
 }
 
 
-# Beyond a timeout, until nobody is taken to be watching over it any more.
-_GRACE_S, _GRACE_OF_AGENTS_S = 10.0, 1.0
-
-
 class LocalExec(DrivenExec):
     """A running process tree; see `BackendExec`."""
 
@@ -129,8 +125,6 @@ class LocalExec(DrivenExec):
         self.splice_pipe = None
         self.keep: Callable[[LocalExec], None] = _keep_nothing
         self.let_go: Callable[[LocalExec], None] = _keep_nothing
-        # An agent of another user can be stopped by whoever runs as that user; PID 1 cannot.
-        self.grace_s = _GRACE_S if control is sandbox.control else _GRACE_OF_AGENTS_S
         self._is_closed = False
 
     @property

@@ -158,6 +158,9 @@ class GuestSandbox(LocalSandbox):
         finally:
             reply.close()
 
+    def _end_programs(self) -> int:
+        return int(self.ask("end_all")[0])
+
     # -- exec -------------------------------------------------------------------------------
 
     def start(self, request: ExecRequest) -> LocalExec:

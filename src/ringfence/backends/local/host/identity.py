@@ -7,6 +7,7 @@ import os
 from _thread import allocate_lock
 
 from ....errors import InvalidRequest, ResourceExhausted
+from ....launcher.wire import AGENT_UID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def slot_map(first_host_id: int, uid: int) -> str:
     if uid >= LOW_IDS and uid != NOBODY:
         extents.append(f"{uid} {first_host_id + LOW_IDS} 1")
     extents.append(f"{NOBODY} {first_host_id + LOW_IDS + 1} 1")
+    extents.append(f"{AGENT_UID} {first_host_id + LOW_IDS + 2} 1")
     return "\n".join(extents)
 
 
@@ -62,6 +64,7 @@ def shared_map(first_host_id: int, uid: int, own: int) -> str:
     extents.append((uid + 1, first_host_id + uid + 1, LOW_IDS - uid - 1))
     if uid != NOBODY:
         extents.append((NOBODY, first_host_id + LOW_IDS + 1, 1))
+    extents.append((AGENT_UID, first_host_id + LOW_IDS + 2, 1))
     return "\n".join(f"{inside} {outside} {n}" for inside, outside, n in extents if n > 0)
 
 
