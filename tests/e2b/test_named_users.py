@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,7 @@ def daemon(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) 
     templates = {
         "rooted": {"profile": "own_root"},
         "placed": {"profile": "own_root", "workdir": "/tmp"},
+        "small": {"profile": "own_root", "limits": {"pids": 40}},
     }
     config = tmp_path_factory.mktemp("config") / "config.json"
     config.write_text(json.dumps({"e2b": {"templates": templates}}))
@@ -175,4 +178,42 @@ def test_without_a_root_of_its_own_none_is_there(client: Client) -> None:
     box = client.create()
     assert "invalid username: 'root'" == done(box, "true", "root")
     assert 401 == box.call("GET", "/files?path=a&username=root").status_code
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
+_FILL = "i=0; while [ $i -lt 60 ]; do sleep 1000 & i=$((i+1)); done; wait"
+_LEAVE = "setsid sleep 1000 >/dev/null 2>&1 &"
+
+
+def _running(box: Box) -> list[dict[str, Any]]:
+    processes: list[dict[str, Any]] = (
+        box.rpc("/process.Process/List", {}).json().get("processes", [])
+    )
+    return processes
+
+
+@pytest.mark.parametrize("by", ["pause", "connect"])
+def test_without_memory_no_users_process_goes_on(client: Client, by: str) -> None:
+    """Nor where there are as many processes as there may be, and nothing can be started to end them."""
+    box = client.create(templateID="small")
+    for user in ("", "root"):
+        done(box, _LEAVE, user)
+    done(box, f"setpriv --reuid=1501 --clear-groups sh -c '{_LEAVE}'", "root")
+    begun = [("sleep 1000", "root"), ("sleep 1000", ""), (_FILL, "root")]
+    threads = [threading.Thread(target=done, args=(box, *each)) for each in begun]
+    for each in threads:
+        each.start()
+    until = time.monotonic() + 20
+    while len(_running(box)) < len(begun) or "processes limit" not in done(box, "true"):
+        assert time.monotonic() < until
+
+    memory = {"memory": by == "connect"}
+    assert 204 == client.api("POST", f"/sandboxes/{box.id}/pause", json=memory).status_code
+    form = {"timeout": 60, "memory": by == "pause"}
+    assert 201 == client.api("POST", f"/sandboxes/{box.id}/connect", json=form).status_code
+
+    assert [] == _running(box), "none is listed that has ended"
+    assert "" == done(box, "pgrep sleep", "root")
+    for each in threads:
+        each.join(20)
     client.api("DELETE", f"/sandboxes/{box.id}")

@@ -245,8 +245,10 @@ async def resume(call: Call) -> Response:
 async def _wake(call: Call, live: Live) -> bool:
     form = await call.form()
     timeout, manager = float(lives.timeout_of(call, form)), call.service.manager
-    keeps_memory = field(form, "memory", bool, True)
-    woken: bool = await call.call(lives.wake, manager, live, timeout, keeps_memory=keeps_memory)
+    keeps_memory, execs = field(form, "memory", bool, True), call.shared.execs
+    woken: bool = await call.call(
+        lives.wake, manager, execs, live, timeout, keeps_memory=keeps_memory
+    )
     return woken
 
 
@@ -254,8 +256,8 @@ async def pause(call: Call) -> Response:
     """Freeze a sandbox; its id stays."""
     live, form = _live(call), await call.form()
     keeps_memory = field(form, "memory", bool, True)
-    manager = call.service.manager
-    if not await call.call(lives.pause, manager, live, keeps_memory=keeps_memory):
+    manager, execs = call.service.manager, call.shared.execs
+    if not await call.call(lives.pause, manager, execs, live, keeps_memory=keeps_memory):
         raise ApiError(409, f"sandbox '{live.sandbox_id}' is already paused")
     return Response(status_code=204)
 

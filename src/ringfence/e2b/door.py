@@ -147,7 +147,9 @@ class _Passing(Passing[Door]):
                 raise not_running(self._sandbox)
             # A stranger wakes nothing.
             (self._with_token if self._port == ENVD_PORT else self._at_port)(live)
-            await self._service.thread_pools.call(lives.wake, manager, live, key=live.sandbox_id)
+            await self._service.thread_pools.call(
+                lives.wake, manager, self._entrance.shared.execs, live, key=live.sandbox_id
+            )
         return live
 
     def _found(self) -> Live:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
 from dataclasses import replace
 
-from ..backends.optional import BootIdentity
-from ..errors import LifecycleError, RingfenceError, Unsupported
+from ..backends.optional import BootIdentity, Clearable
+from ..errors import ExecError, LifecycleError, RingfenceError, Unsupported
 from ..model.acquire import AcquireOptions
 from ..model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
 from ..model.spec import LIGHT, STRONG, SandboxSpec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..api.access.caller import Caller
     from ..api.service import Service
+    from ..execs.execs import Execs
     from ..sessions.forks import Carry
     from ..sessions.live import Live
     from ..sessions.manager import SessionManager
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 WOKEN_S = 300.0  # for what a request wakes
 _PAUSED_S = 365 * 86_400.0  # that a sandbox which is to end in time may stay paused
 _SHORTEST_S = 1.0
+_KNOWN_S, _LOOK_S = 10.0, 0.01  # until the ends of killed commands are known
 # Without a timeout E2B documents five minutes; its newest SDKs leave it to the server.
 _DEFAULT_S, _MOST_S = 300, 366 * 86_400
 _OF_TEMPLATES = ("profile", "python_env", "allow_degraded", "mounts", "memory_dir")
@@ -154,17 +156,20 @@ def restored(service: Service, caller: Caller, snapshot_id: str) -> SandboxSpec:
     return snapshots.spec_of(snapshots.need(service.manager, snapshot_id, caller.sees))
 
 
-def pause(manager: SessionManager, live: Live, *, keeps_memory: bool = True) -> bool:
+def pause(manager: SessionManager, execs: Execs, live: Live, *, keeps_memory: bool = True) -> bool:
     """Freeze a sandbox; False if it is already. Its deadline waits until it is woken.
 
     Args:
         keeps_memory: Whether processes go on when it is woken; else only files are left of it.
+
+    Raises:
+        RingfenceError: Its processes could not be ended; it is not paused.
     """
     with live.lock:
         if live.state == SessionState.SUSPENDED:
             return False
         if not keeps_memory:
-            _start_anew(manager, live)
+            _start_anew(manager, execs, live)
         if live.timeouts.on_expiry != SUSPEND:
             manager.extend(live.id, _PAUSED_S)
         manager.suspend(live.id)
@@ -173,6 +178,7 @@ def pause(manager: SessionManager, live: Live, *, keeps_memory: bool = True) -> 
 
 def wake(
     manager: SessionManager,
+    execs: Execs,
     live: Live,
     timeout_s: float | None = None,
     *,
@@ -183,6 +189,9 @@ def wake(
     Args:
         timeout_s: From now to its next deadline; one that runs keeps a later one.
         keeps_memory: Whether its processes go on; else only files are left of a paused one.
+
+    Raises:
+        RingfenceError: Its processes could not be ended; it is paused again.
     """
     with live.lock:
         was_paused = live.state == SessionState.SUSPENDED
@@ -193,19 +202,43 @@ def wake(
             manager.resume(live.id)
             # At this time its own deadline has paused it.
             if not keeps_memory or (left_s <= 0 and not notes_of(live.metadata).keeps_memory):
-                _start_anew(manager, live)
+                try:
+                    _start_anew(manager, execs, live)
+                except RingfenceError:
+                    manager.suspend(live.id)
+                    raise
         elif timeout_s is not None and timeout_s > left_s:
             manager.extend(live.id, timeout_s)
     return was_paused
 
 
-def _start_anew(manager: SessionManager, live: Live) -> None:
-    """Leave nothing of a sandbox but its files, as if it had been booted from them."""
-    with suppress(RingfenceError):
-        live.sandbox.exec(["/bin/sh", "-c", "kill -9 -1"])
+def _start_anew(manager: SessionManager, execs: Execs, live: Live) -> None:
+    """Leave nothing of a sandbox but its files, as if it had been booted from them.
+
+    Raises:
+        RingfenceError: Its processes could not be ended.
+    """
+    if not isinstance(live.inner, Clearable):
+        raise Unsupported(
+            "this backend cannot end all processes of a sandbox that lives on",
+            backend=live.backend,
+            operation="pause without memory",
+            hint="pause with memory, or kill the sandbox",
+        )
+    live.inner.end_processes()
+    _await_ends(execs, live.sandbox_id)
     if isinstance(live.inner, BootIdentity):
         live.inner.renew_boot_id()
         return
     notes = notes_of(live.metadata)
     live.metadata = replace(notes, boots=notes.boots + 1).written(client_metadata(live.metadata))
     manager.store.change_session(live.id, metadata=map_text(live.metadata))
+
+
+def _await_ends(execs: Execs, sandbox_id: str) -> None:
+    """Wait until each command that was killed is known to have ended, so that none is listed any more."""
+    until = time.monotonic() + _KNOWN_S
+    while execs.running_of(sandbox_id):
+        if time.monotonic() >= until:
+            raise ExecError("the end of the sandbox's commands was not reported", retryable=True)
+        time.sleep(_LOOK_S)

@@ -238,6 +238,17 @@ class Attendance(ConformanceBase):
 
         assert 4 == len(seen | {sandbox.sh(show).stdout})
 
+    def test_all_its_processes_can_be_ended(self, sandbox: Lab) -> None:
+        clearable = declared(sandbox.sandbox, optional.Clearable)
+        watched = sandbox.start("sleep", "1000")
+        sandbox.sh("sleep 1000 >/dev/null 2>&1 &")
+        clearable.end_processes()
+
+        wait_done(watched, self.patience_s)
+        assert 9 == watched.status().signal
+        listed = "for each in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $each; done 2>/dev/null; :"
+        assert b"sleep 1000" not in sandbox.sh(listed).stdout
+
     def test_processor_time_only_grows(self, sandbox: Lab) -> None:
         clock = declared(sandbox.sandbox, optional.CpuClock)
         before = clock.cpu_ns()
