@@ -92,7 +92,7 @@ class Scene:
                 client.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-            until = time.monotonic() + 30  # what looks a name up is a thread, which may have to wait
+            until = time.monotonic() + 30  # a thread looks names up, and may have to wait
             while time.monotonic() < until:
                 self.loop.run_until_done(sleep(0.001))
                 heard += self._hear()

@@ -172,8 +172,8 @@ def test_no_program_reaches_an_agent_or_ends_its_sandbox(ask: Ask) -> None:
     for user in ("root", "nobody"):
         assert ask("run", index, "true", user)[0]
         ask("run", index, "kill -9 -1; exit 0", user)
-    for user in ("root", "nobody", None):
-        assert [True, "\n"] == ask("run", index, f"python3 -c '{ATTACK}'", user)
+    for each in ("root", "nobody", None):
+        assert [True, "\n"] == ask("run", index, f"python3 -c '{ATTACK}'", each)
     assert [True, "\n"] == ask("run", index, f"setpriv --reuid=1000 python3 -c '{ATTACK}'", "root")
     for uid, is_ok in ((1500, True), (AGENT_UID, False)):
         assert is_ok == ask("run", index, f"setpriv --reuid={uid} true", "root")[0]

@@ -66,7 +66,7 @@ _AGENT = {
 
 def agent() -> dict[int, str]:
     """What an agent always holds, in a sandbox that root made, but for what has its number."""
-    tasks = ["/tasks w cloexec"] * 2 if os.path.exists("/sys/fs/cgroup/memory/tasks") else []
+    tasks = ["/tasks w cloexec"] * 4 if os.path.exists("/sys/fs/cgroup/memory/tasks") else []
     return _AGENT | dict(enumerate([*tasks, LISTENER], 7))
 
 

@@ -174,8 +174,8 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
             self.runs[number] = run
             try:
                 self.backend.handover.begin_exec(self, run)
-                if kills and control is self.control:
-                    self._await_memory()
+                if kills:
+                    self._await_memory(control)
                 tell(number, theirs, inner)
             except BaseException:
                 run.close()
@@ -191,12 +191,12 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
             run.take_terminal()
         return run
 
-    def _await_memory(self) -> None:
-        """Have PID 1 start the next program when there is memory for it again."""
+    def _await_memory(self, control: wire.Socket) -> None:
+        """Have PID 1, or an agent, start the next program when there is memory for it again."""
         until = self._killed_at + _GIVEN_BACK_S
         if time.monotonic() < until and (full := self.group.open_if_full()):
             try:
-                self.tell("await_memory", full[1], until, fds=[full[0]])
+                self.send(("await_memory", full[1], until), [full[0]], control)
             finally:
                 os.close(full[0])
 
