@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import stat
+import struct
 import time
 import zipfile
 from collections.abc import Iterator
@@ -26,7 +28,9 @@ from tests.strangers import let_others_in
 pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
 SECONDS = float(os.environ.get("RINGFENCE_RACE_S", "2"))
-CHMOD = [str(number) for number, name in judged_calls().items() if "chmod" in name]
+CHMOD = [
+    str(number) for number, name in judged_calls(owns_files_outside=True).items() if "chmod" in name
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -195,6 +199,60 @@ def test_metadata_outside_stays(backend: LandlockBackend, outside: Path) -> None
 
     assert before == (state(outside), state(shown / "file"))
     assert "1 1 1" + " 0" * 17 + " True\n14 2 2 20 36 9 9\n" == tried.text, tried
+
+
+NOW = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+path, here = os.environ['SECRET'].encode(), -100
+fd = os.open(path, os.O_PATH)
+now = (ctypes.c_long * 4)(0, 0x3fffffff, 0, 0x3fffffff)  # UTIME_NOW
+def number(*call): return ctypes.get_errno() if libc.syscall(*call) < 0 else 0
+open('own', 'w').close(); os.utime('own', (1, 1)); os.utime('own')
+calls = [(280, here, path, None, 0), (280, here, path, now, 0), (280, fd, b'', None, 0x1000),
+         (280, here, b'/proc/self/fd/%d' % fd, None, 0), (132, path, None), (235, path, None),
+         (261, here, path, None)]
+if os.uname().machine != 'x86_64':
+    calls = [(88, *call[1:]) for call in calls if call[0] == 280]
+print({number(*call) for call in calls}, os.stat('own').st_mtime > 1)
+"""
+
+
+def test_times_of_a_file_that_everybody_may_write_stay(sandbox: Sandbox, outside: Path) -> None:
+    """Its owner is not asked where the time is now, and Landlock judges none of these calls."""
+    os.chmod(outside, 0o666)
+    before = state(outside)
+    ran = sandbox.exec([PYTHON, "-c", NOW], env={"SECRET": str(outside)}, timeout_s=60)
+
+    assert before == state(outside)
+    assert f"{{{errno.EPERM}}} True\n" == ran.text, ran
+
+
+TO_NOBODY = """
+import os
+secret = os.environ['SECRET']
+fd = os.open(secret, os.O_PATH)
+def refused(do):
+    try: do(secret, -1, -1)
+    except PermissionError: return 1
+    return 0
+open('own', 'w').close(); os.chown('own', -1, -1)
+print(refused(os.chown), refused(os.lchown), refused(lambda path, *ids: os.chown(f'/proc/self/fd/{fd}', *ids)))
+"""
+CAPABILITY = "security.capability"
+
+
+def test_a_chown_to_nobody_else_changes_nothing_outside(sandbox: Sandbox, outside: Path) -> None:
+    """The kernel asks nobody's leave for it, and takes a file's capabilities."""
+    value = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)  # VFS_CAP_REVISION_2, CAP_NET_RAW
+    if os.geteuid() == 0:
+        os.setxattr(outside, CAPABILITY, value)
+    before = os.stat(outside).st_ctime_ns
+    ran = sandbox.exec([PYTHON, "-c", TO_NOBODY], env={"SECRET": str(outside)}, timeout_s=60)
+
+    assert before == os.stat(outside).st_ctime_ns
+    assert os.geteuid() or value == os.getxattr(outside, CAPABILITY)
+    assert "1 1 1\n" == ran.text, ran
 
 
 RACES = """

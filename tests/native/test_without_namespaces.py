@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
 from ringfence.backends.local.host.facts import host
 from ringfence.errors import FileError, InvalidRequest, Unsupported
-from ringfence.guest.without_namespaces.landlocked import members
+from ringfence.guest.without_namespaces.landlocked import members, signal_members
 from ringfence.integrations.interpreter import Interpreter
 from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
@@ -115,22 +115,34 @@ RUNS = (
     f"process = sandbox.start([{PYTHON!r}, '-c', {DAEMON!r}])\n"
     "said = b''\n"
     "while b'up' not in said: said += process.stdout.read()\n"
-    "print(sandbox._inner._tag_base, flush=True)\ntime.sleep(600)\n"
+    "print(sandbox._inner._tag_base, sandbox._inner._launcher.pid, flush=True)\ntime.sleep(600)\n"
 )
 
 
-def test_a_killed_caller_leaves_nothing() -> None:
+@pytest.mark.parametrize(
+    "also", ["", "the guardian", *(f"the guardian {n} ms later" for n in range(4))]
+)
+def test_a_killed_caller_leaves_nothing(also: str) -> None:
+    """Also with the guardian: then the agent ends everybody, whatever the guardian has begun to end."""
     with subprocess.Popen([sys.executable, "-c", RUNS], stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
-        base = int(caller.stdout.readline())
+        base, guardian = map(int, caller.stdout.readline().split())
         before = len(members(base))
+        if also == "the guardian":
+            os.kill(guardian, signal.SIGSTOP)
         caller.kill()
+        if also:
+            time.sleep(int(also.split()[2]) / 1000 if "later" in also else 0)
+            with suppress(ProcessLookupError):
+                os.kill(guardian, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while members(base) and time.monotonic() < deadline:
         time.sleep(0.01)
 
+    found = members(base)
+    signal_members(found, base, signal.SIGKILL)
     assert before >= 3
-    assert not members(base)
+    assert not found
 
 
 def test_a_killed_starter_ends_no_sandbox_and_is_replaced() -> None:

@@ -175,10 +175,11 @@ class LandlockBackend(CommandBackend):
                 *((path, rules.READ) for path in made.readable),
                 *(("", access) for _fd, access in opened),
             ],
-            "refused": filters.second_filter(
-                scopes_signals=bool(handled[2] & SCOPE_SIGNAL), owns_files_outside=not slot
-            ),
-            "judged": None if slot else {"calls": filters.judged_calls(), "roots": roots},
+            "refused": filters.second_filter(scopes_signals=bool(handled[2] & SCOPE_SIGNAL)),
+            "judged": {
+                "calls": filters.judged_calls(owns_files_outside=not slot),
+                "roots": roots,
+            },
             "network": loopback.network(
                 made.writable if has_sockets else [],
                 is_scoped=bool(handled[2] & SCOPE_ABSTRACT_UNIX_SOCKET),

@@ -27,10 +27,8 @@ _SCHEDULING = (
     *("sched_getparam", "sched_getscheduler", "sched_getaffinity", "sched_getattr"),
     "sched_rr_get_interval",
 )
-_JUDGED = (
-    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
-    "utimensat",
-)
+_BY_NO_OWNER = ("chown", "fchown", "lchown", "fchownat", "utimensat")
+_JUDGED = ("chmod", "fchmod", "fchmodat", "fchmodat2", *_BY_NO_OWNER)
 _OLD_TIMES = ("utime", "utimes", "futimesat")  # no C library makes these calls any more
 _ATTRIBUTES = (
     *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
@@ -77,10 +75,16 @@ def _has(arg: int, bit: int) -> Condition:
 
 
 @functools.cache
-def judged_calls() -> dict[int, str]:
-    """Calls about metadata of files that the agent makes for a sandbox whose user has files outside."""
+def judged_calls(*, owns_files_outside: bool) -> dict[int, str]:
+    """Calls about metadata of files that the agent makes.
+
+    Who owns no file outside can still set the times of those that everybody may write to now, and take the
+    file capabilities of all by a chown to no other user and group. Which times are asked for is in memory,
+    where no filter sees it.
+    """
     numbers = MACHINES[os.uname().machine].numbers
-    return {numbers[name]: name for name in _JUDGED if name in numbers}
+    names = _JUDGED if owns_files_outside else _BY_NO_OWNER
+    return {numbers[name]: name for name in names if name in numbers}
 
 
 @functools.cache
@@ -120,12 +124,11 @@ def scheduling_calls() -> list[int]:
 
 
 @functools.cache
-def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
+def second_filter(*, scopes_signals: bool) -> bytes:
     """The program.
 
     Args:
         scopes_signals: Landlock keeps signals inside; else nothing but the caller's group gets any.
-        owns_files_outside: The user of the sandbox has files on the host.
     """
     rules = [
         # Also netlink: the network is the host's. The agent makes TCP sockets: `guest.without_namespaces`.
@@ -158,9 +161,8 @@ def second_filter(*, scopes_signals: bool, owns_files_outside: bool) -> bytes:
         # instances are counted for each user of the host.
         Rule(("inotify_init", "inotify_init1", "inotify_add_watch"), "ENOSYS"),
         Rule(_ATTRIBUTES, "ENOTSUP"),
+        Rule(_OLD_TIMES, "EPERM"),
     ]
-    if owns_files_outside:
-        rules.append(Rule(_OLD_TIMES, "EPERM"))
     if not scopes_signals:
         rules.append(Rule(("kill",), "EPERM", (_is_not(0, 0),)))
         rules.append(Rule(_SIGNALS[1:], "EPERM"))

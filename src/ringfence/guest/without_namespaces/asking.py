@@ -101,7 +101,7 @@ class Questions:
     def __init__(
         self,
         fd: int,
-        metadata: Metadata | None,
+        metadata: Metadata,
         sockets: Sockets,
         shared: SharedMemory,
         segments: Segments,
@@ -133,5 +133,5 @@ class Questions:
                 seccomp.go_on(self.fd, asked)
             else:
                 seccomp.answer(self.fd, asked, errno.EPERM)
-        elif self._metadata is not None:
+        else:
             self._metadata.serve(asked)

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
         ruleset: tuple[int, int, int, int]  # accesses handled: files, network, scopes; the ABI
         rules: list[tuple[str, int]]  # an empty path: that of the next descriptor which came along
         refused: bytes  # a second filter, for execs only
-        judged: (
-            Judged | None
-        )  # calls about metadata that the agent makes; None: the kernel judges all
+        judged: Judged  # calls about metadata that the agent makes
         network: Network
         shared: Shared
         segments: dict[int, str]  # calls about System V shared memory, by number
@@ -99,11 +97,24 @@ def main(control: wire.Socket) -> NoReturn:
     poll.register(asked.fileno(), select.POLLIN)
     while [fd for fd, _events in poll.poll()] == [asked.fileno()] and _open_terminal(asked):
         pass
-    # Whatever it has started is ours then: mostly nothing is, and no process of the host is looked at.
+    # First, as the agent goes on with it if this process is killed meanwhile. Mostly nothing runs, and no
+    # process of the host is looked at.
+    _end_programs(settings["tag_base"], agent)
     signal.pidfd_send_signal(agent_fd, signal.SIGKILL)
     os.waitpid(agent, 0)
     end_all(settings["tag_base"])
     os._exit(ENDED_ALL)
+
+
+def _end_programs(base: int, agent: int) -> None:
+    """Kill what runs below the agent, which starts nothing any more."""
+    below = f"/proc/{agent}/task/{agent}/children"  # CONFIG_PROC_CHILDREN
+    while processes.read(below) or not os.path.exists(below):
+        found = [pid for pid in members(base) if pid != agent]
+        if not found:
+            return
+        signal_members(found, base, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
 
 
 def _open_terminal(asked: wire.Socket) -> bool:
@@ -194,7 +205,7 @@ def _serve(
         network, shared = settings["network"], settings["shared"]
         listeners = inet_diag.find(network["v4"])  # later a filter asks about its sockets
         asked_fd = asking.guard(
-            judged["calls"] if judged else (),
+            judged["calls"],
             network["calls"],
             shared["calls"],
             settings["segments"],
@@ -212,7 +223,7 @@ def _serve(
     users.confine = lambda: confine(handled, settings["refused"])
     wire.answer(control, b"READY" if asked_fd >= 0 else UNASKED)
     sockets = Sockets(asked_fd, network, key, listeners)
-    changes = metadata.Metadata(asked_fd, judged, key) if judged else None
+    changes = metadata.Metadata(asked_fd, judged, key)
     base = settings["tag_base"]
     forks = Forks(
         *(asked_fd, settings["forks"], key, settings["pids"]), lambda: count(base, zombies=True)
@@ -228,6 +239,8 @@ def _serve(
     agent = LandlockAgent(control, settings, watched, sockets, asked)
     agent.execs.oom_score = oom_score
     agent.run()
+    # The guardian does the same; it may have been killed together with the host.
+    end_all(base)
     os._exit(0)
 
 
