@@ -145,6 +145,25 @@ def test_a_killed_caller_leaves_nothing(also: str) -> None:
     assert not found
 
 
+def test_what_a_user_has_once_is_not_all_the_sandboxs(sandbox: Sandbox) -> None:
+    """Without a user of its own it takes the caller's: memory locks, queues, pending signals."""
+    code = (
+        "import ctypes, os, resource as r\n"
+        "kinds = r.RLIMIT_MEMLOCK, r.RLIMIT_MSGQUEUE, r.RLIMIT_SIGPENDING\n"
+        "print(*(r.getrlimit(each)[1] for each in kinds))\n"
+        "libc, timers = ctypes.CDLL(None, use_errno=True), 0\n"
+        "while timers < 5000 and not libc.timer_create(0, None, ctypes.byref(ctypes.c_void_p())): timers += 1\n"
+        "print(timers)"
+    )
+    limits, timers = sandbox.exec([PYTHON, "-c", code]).text.splitlines()
+    locked, queues, signals = (
+        (2 << 20, 200 << 10, 1024) if os.geteuid() else (8 << 20, 800 << 10, 4096)
+    )
+
+    assert [locked, queues, signals] == [int(each) for each in limits.split()]
+    assert 0 < int(timers) <= signals
+
+
 def test_a_killed_starter_ends_no_sandbox_and_is_replaced() -> None:
     backend = LandlockBackend()
     with Sandbox.create(backend=backend) as first:

@@ -26,7 +26,7 @@ from ..local.host.mountinfo import read_text
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.network import check_given_secrets
-from ..local.sizes import sizes
+from ..local.sizes import of_user, sizes
 from . import filters, rules
 from .network import Loopback
 from .place import SHARED_MEMORY, Place
@@ -166,6 +166,10 @@ class LandlockBackend(CommandBackend):
         own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
         return {
             **told,
+            "rlimits": [
+                *told["rlimits"],
+                *((which, most, most) for which, most in of_user(is_own=bool(slot)).items()),
+            ],
             "ids": slot or (-1 if host().uid == 0 else 0),
             "ruleset": handled,
             "rules": [

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import resource
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...model.spec import SandboxSpec
     from .host.facts import Host
 
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
+# Locked bytes, bytes of POSIX message queues, pending signals. Hosts allow a user 8 MiB, 800 KiB and
+# a quarter of the processes that there may be.
+_OF_ITS_OWN = 8 * _MIB, 800 * 1024, 4096
+_OF_THE_CALLERS = 2 * _MIB, 200 * 1024, 1024
 DEFAULT_PIDS = 512  # each with its open files: a sandbox must not use up the host's file table
 DEFAULT_OPEN_FILES = 4096
 _MOST_INODES = 1 << 18
 DEFAULT_TERMINALS, _MOST_TERMINALS = 24, 256
 _LARGEST_DEFAULT_DISK = 8 * _GIB
 _DEFAULT_ON_DISK = 4 * _GIB  # reserved on the host's disk when the sandbox starts
+
+
+def of_user(*, is_own: bool) -> dict[int, int]:
+    """Limits of what the kernel counts for each user of the host, by their numbers.
+
+    Args:
+        is_own: The sandbox has a user of its own; else what it takes is missing to the caller. Source:
+            getrlimit(2).
+    """
+    kinds = resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING
+    return dict(zip(kinds, _OF_ITS_OWN if is_own else _OF_THE_CALLERS, strict=True))
 
 
 class Sizes:

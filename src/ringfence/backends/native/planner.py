@@ -16,6 +16,7 @@ from ..local.host import identity
 from ..local.host.facts import Host
 from ..local.mounts import template
 from ..local.session import all_mounts, must_make, session_root, steps_of_own
+from ..local.sizes import of_user
 from . import ids
 
 TYPE_CHECKING = False
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
     from .profiles import Profile
     from .request import Request
 
-_MIB = 1 << 20
-# Locked bytes, bytes of POSIX message queues, pending signals. Hosts allow a user 8 MiB, 800 KiB and
-# a quarter of the processes that there may be.
-_OF_ITS_OWN = 8 * _MIB, 800 * 1024, 4096
-_OF_THE_CALLERS = 2 * _MIB, 200 * 1024, 1024
 ATTACHED = "/mnt/attached"  # where live mounts are made that may be written to
 
 
@@ -328,14 +324,10 @@ def _namespaces(isolated: bool) -> int:
 
 
 def _rlimits(spec: SandboxSpec, size: Sizes, host: Host) -> list[tuple[int, int, int]]:
-    # Without ids of its own, what a sandbox has of these counts against the caller's own.
-    locked, queues, signals = _OF_ITS_OWN if host.trusted_root else _OF_THE_CALLERS
     limits = {
         resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
         resource.RLIMIT_NOFILE: size.open_files,
-        resource.RLIMIT_MEMLOCK: locked,
-        resource.RLIMIT_MSGQUEUE: queues,
-        resource.RLIMIT_SIGPENDING: signals,
+        **of_user(is_own=host.trusted_root),
         resource.RLIMIT_RTPRIO: 0,
     }
     if spec.limits.disk_bytes:
