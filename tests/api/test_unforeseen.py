@@ -28,6 +28,7 @@ def service() -> Iterator[Service]:
 def post(service: Service, media_type: str, behind: Any = None) -> httpx.Response:
     """Ask for a sandbox as the owner of the unix socket would."""
     app = make_app(service, behind)
+    app.state.execs = None  # of what was evicted: nothing is
 
     async def local(scope: Any, receive: Any, send: Any) -> None:
         scope["state"] = {PEER: Peer(0)}

@@ -37,11 +37,11 @@ def test_one_that_waits_holds_its_streams_and_what_is_its_own(backend: NativeBac
         kinds = [text.partition(":")[0] for _, text in sorted(open_fds(warm.pid).items())]
         assert ["/dev/null"] * 3 + ["socket", "anon_inode"] == kinds[:5]  # signals
         assert ["/1/oom_score_adj", "/proc/1/io"] == kinds[5:7]
-        # To sleep in; for who asks for netlink sockets; two cgroups, or none; its own pidfd.
-        apart = [kind.rpartition("/")[2] for kind in kinds[9:11]]
-        assert apart in (["tasks"] * 2, ["anon_inode"] * 2)
+        # To sleep in; for who asks for netlink sockets; twice two cgroups, or none; its own pidfd.
+        apart = [kind.rpartition("/")[2] for kind in kinds[9:13]]
+        assert apart in (["tasks"] * 4, ["anon_inode"] * 4)
         assert ["/memfd", "anon_inode"] == kinds[7:9]
-        assert ["anon_inode", "mnt", "pid", "socket"] == kinds[11:]
+        assert ["anon_inode", "mnt", "pid", "socket"] == kinds[13:]
 
 
 def sockets_of(pid: int) -> list[str]:
