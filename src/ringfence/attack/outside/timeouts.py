@@ -168,9 +168,12 @@ def kill_only_its_own(lab: Lab) -> Outcome:
 def _watched_by_agent(number: signal.Signals) -> Callable[[Lab], Outcome]:
     def attack(lab: Lab) -> Outcome:
         with lab.sandbox() as sandbox:
-            began = time.monotonic()
+            began, watchers = time.monotonic(), set[str]()
             options: dict[str, Any] = {"user": "nobody", "timeout_s": _TIMEOUT_S}
             try:
+                sandbox.exec(["true"], user="nobody")
+                watchers = _alive(sandbox)  # they may live on, and with them the sandbox
+                began = time.monotonic()
                 run(sandbox, "trees", "signal_parent", str(int(number)), **options)
                 said = "returned"
             except RingfenceError as exc:
@@ -178,7 +181,7 @@ def _watched_by_agent(number: signal.Signals) -> Callable[[Lab], Outcome]:
                     return inconclusive(f"{exc.code}: {exc}")
                 said = f"{exc.code}: {exc}"
             took_s = time.monotonic() - began
-            if not eventually(lambda: not _alive(sandbox), patience_s=_PATIENCE_S):
+            if not eventually(lambda: not _alive(sandbox) - watchers, patience_s=_PATIENCE_S):
                 return escaped(f"{said} after {took_s:.2f} s, and its processes run on")
         said = f"{said} after {took_s:.2f} s, timeout {_TIMEOUT_S}"
         return escaped(said) if took_s > _TIMEOUT_S + 2 * _LATE_S else held(f"{said}, nothing left")
@@ -196,11 +199,12 @@ for _number in (signal.SIGKILL, signal.SIGSTOP):
     )(_watched_by_agent(_number))
 
 
-def _alive(sandbox: Sandbox) -> list[str]:
+def _alive(sandbox: Sandbox) -> set[str]:
+    """The numbers of its processes."""
     try:
-        return others(sandbox)
+        return {each.split()[0] for each in others(sandbox)}
     except RingfenceError:
-        return []  # the sandbox was ended with them
+        return set()  # the sandbox was ended with them
 
 
 @probe("lifecycle.terminate", "critical", PLAIN_PROCESS)
