@@ -144,14 +144,13 @@ class Group:
 
         They are of version 1: there a process moves itself by a descriptor in 4 us. Version 2 would wait
         for a grace period, and wants a cgroup beside it for PID 1. Memory, as `Apart` says. And the
-        processor where it has no limit: all programs share what one sandbox gets, and PID 1 need not.
+        processor: all programs share what one sandbox gets, and PID 1 need not. They are the same with and
+        without a limit, which a prewarmed sandbox may get later.
         """
         if self.version != 1:
             return []
         places = list(self.paths.values())
         apart = [self.paths[each] for each in ("memory", "cpu") if each in self.paths]
-        if self.holds_cpus:
-            apart.remove(self.paths["cpu"])
         return [each for each in apart if places.count(each) == 1]
 
     @property
