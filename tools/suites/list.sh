@@ -6,7 +6,7 @@
 # has some) gVisor changes nothing that the conformance suite of backends does not ask: they run there no more.
 # Each of the second line comes long after the one whose compiled packages it finds.
 suites=(harbor adk autogen e2b e2b-middle e2b-next e2b_inspect e2b_langchain e2b_pydantic inspect langchain langchain-next mcp openai
-  pydantic ray smolagents inspect-root openai-gvisor
+  pydantic ray smolagents inspect-root ray-root openai-gvisor
   harbor-remote adk-remote autogen-remote inspect-remote langchain-remote mcp-remote openai-remote pydantic-remote smolagents-remote)
 
 # `tools/suites.sh all` runs these too. CI does not: they repeat what the conformance suite asks of gVisor (decision 77).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 from dataclasses import dataclass
 
@@ -120,15 +121,17 @@ class Draining:
         self.saved: dict[str, tuple[float, str]] = {}
         self.moved: dict[str, Form] = {}
         self._saved_at: dict[str, float] = {}
+        self._turn = threading.Lock()  # two operators may drain one node
         self._is_complete = False
 
     def settle(self) -> list[Form]:
         """Save and move what can be; for each sandbox what became of it."""
-        if self._has_store and not self._is_complete:
-            self._complete()
-            self._is_complete = True
-        found = [self._settled(each) for each in self._sandboxes("")]
-        return [each for each in found if each["outcome"] != MOVED] + [*self.moved.values()]
+        with self._turn:
+            if self._has_store and not self._is_complete:
+                self._complete()
+                self._is_complete = True
+            found = [self._settled(each) for each in self._sandboxes("")]
+            return [each for each in found if each["outcome"] != MOVED] + [*self.moved.values()]
 
     def _sandboxes(self, query: str) -> list[Form]:
         found: list[Form] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -24,9 +23,7 @@ from tests.features import require
 from .conftest import node_options
 from .test_cluster import Gateway, _until
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="gVisor restores no memory for an ordinary user"
-)
+pytestmark = pytest.mark.as_root  # gVisor restores no memory for an ordinary user
 NAME = ("--cluster-name", "of-evicting")
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > ~/count; sleep 0.05; done"
 

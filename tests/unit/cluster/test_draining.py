@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -136,6 +139,23 @@ def test_what_cannot_be_moved_stays_with_the_reason_of_its_server() -> None:
     assert STAYS == settled["outcome"]
     assert "it cannot be moved: a client is being served by it" == settled["why"]
     assert [] == gateways.heard
+
+
+def test_two_drains_at_once_save_a_sandbox_once() -> None:
+    server, both = Server(), threading.Barrier(2)
+
+    def ask(method: str, path: str, body: bytes | None) -> Any:
+        if path.endswith("/snapshots"):  # the other one comes here too, were they not in turn
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+        return server.ask(method, path, body)
+
+    drain = Draining(ask, has_store=True, obstacle=lambda _: None, publish=Gateways().publish)
+    with ThreadPoolExecutor(2) as pool:
+        found = [each.result() for each in [pool.submit(drain.settle) for _ in range(2)]]
+
+    assert [["saved"]] * 2 == [[each["outcome"] for each in one] for one in found]
+    assert 1 == server.asked.count("POST /v1/sandboxes/sbx-1/snapshots")
 
 
 def test_a_new_actor_tells_of_what_left_before_the_old_one_ended() -> None:
