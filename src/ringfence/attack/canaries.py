@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -85,6 +86,8 @@ class Canaries:
         self.ro, self.rw = f"{self.directory}/ro", f"{self.directory}/rw"
         self.ro_file = f"{self.directory}/one-file"
         write(self.ro_file, "as it was\n")
+        open_file = f"{self.directory}/open-file"
+        write(open_file, "as it was\n", 0o666)
         self.plant_read_only()
         self.plant_writable()
         shared = f"/dev/shm/ringfence-attack-{self.token[:8]}"
@@ -103,6 +106,7 @@ class Canaries:
             "secret": self.secret,
             "secret_name": os.path.basename(self.secret),
             "secret_digest": digest(self.token),
+            "open_file": open_file,
             "secret_directory_id": [info.st_dev, info.st_ino],
             "shm_file": shared,
             "ro": RO,
@@ -286,6 +290,7 @@ class Canaries:
             "namespaces": {kind: link for kind in _NAMESPACES if (link := _namespace(kind))},
             "root_device": f"{os.major(root)}:{os.minor(root)}",
             "caller_uid": os.geteuid(),
+            "pending_signals": resource.getrlimit(resource.RLIMIT_SIGPENDING)[1],
             "caller_home": os.path.realpath(os.path.expanduser("~")),
             "rootless": os.geteuid() != 0,
             "host_name_digest": digest(socket.gethostname()),

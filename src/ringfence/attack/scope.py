@@ -55,6 +55,7 @@ _NOT_OF_OWN_KERNELS = {
     "resources.memory-tcp": _LIMITS,
     "resources.memory-udp": _LIMITS,
     "resources.open-files": _LIMITS,
+    "resources.pending-signals": _LIMITS,
     "resources.raise-processes": _LIMITS,
     "resources.real-time": _LIMITS,
     "resources.terminals": _LIMITS,

@@ -238,8 +238,10 @@ _MAKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from ringfence import Sandbox
-sandbox = Sandbox.create(allow_degraded=sys.argv[2:])
-sandbox.start(["sh", "-c", "setsid sleep 30 & sleep 30"])
+sandbox = Sandbox.create(backend=sys.argv[2], allow_degraded=sys.argv[3:])
+running = sandbox.start(["sh", "-c", "setsid sleep 30 & echo begun; sleep 30"])
+while not running.stdout.read():
+    pass
 print(sandbox._inner.pid, flush=True)
 sys.stdin.read()
 """
@@ -253,29 +255,61 @@ sys.stdin.read()
 @probe("lifecycle.maker-killed", "critical", PLAIN_PROCESS)
 def maker_killed(lab: Lab) -> Outcome:
     """When the process that made a sandbox is killed, the sandbox must end with it."""
+    return _killed(lab, lambda maker, _first: [maker])
+
+
+@probe("lifecycle.guards-killed", "high", PLAIN_PROCESS)
+def guards_killed(lab: Lab) -> Outcome:
+    """When its maker and all host processes between the two are killed at once, a sandbox must end."""
+    return _killed(lab, lambda maker, first: [maker, *_between(maker, first)])
+
+
+def _between(maker: int, first: int) -> list[int]:
+    """Parents of a sandbox's first process that are children of its maker, or theirs."""
+    found = []
+    pid = _parent(first)
+    while pid not in (0, 1, maker):
+        found.append(pid)
+        pid = _parent(pid)
+    return found if pid == maker else []
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _killed(lab: Lab, choose: Callable[[int, int], list[int]]) -> Outcome:
+    """Kill the processes that `choose` names, of a maker and its sandbox's first process."""
     package_parent = os.path.dirname(lab.canaries.context["package_directory"])
     script = _MAKER if lab.protected else _PLAIN_MAKER
     maker = subprocess.Popen(
-        [sys.executable, "-c", script, package_parent, *lacking(lab.backend)],
+        [sys.executable, "-c", script, package_parent, lab.backend.name, *lacking(lab.backend)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
     with maker:
         line = maker.stdout.readline() if maker.stdout else b""
-        time.sleep(0.1)
         tree = host_tree(int(line)) if line.strip() else []
-        maker.kill()
+        killed = choose(maker.pid, tree[0]) if tree else [maker.pid]
+        for pid in killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     if not tree:
         return inconclusive("the maker made no sandbox")
     # The plain one would end by itself after a while.
     patience_s = _PATIENCE_S if lab.protected else 1.0
     if eventually(lambda: not any(map(_runs, tree)), patience_s=patience_s):
-        return held(f"all {len(tree)} processes gone")
-    if not lab.protected:
+        return held(f"{len(killed)} killed, all {len(tree)} processes gone")
+    left = [pid for pid in tree if _runs(pid)]
+    for pid in left:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(tree[0], signal.SIGKILL)
-    return escaped("processes are left")
+            os.kill(pid, signal.SIGKILL)
+    return escaped(f"{len(killed)} killed, {len(left)} of {len(tree)} processes are left")
 
 
 @probe("lifecycle.suspended", "medium", "the same sandbox, not suspended")

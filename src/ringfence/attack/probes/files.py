@@ -276,6 +276,40 @@ def remount_usr(_context: dict[str, Any]) -> Outcome:
     return held(", ".join(f"{what}: {said(result)}" for what, result in tried))
 
 
+# -- metadata of a planted file outside the mounts, which everybody may write to -----------------
+
+
+def _outside(name: str, about: str, action: Callable[[str], Any]) -> None:
+    def run(context: dict[str, Any]) -> Outcome:
+        path = context["open_file"]
+        outcomes = [attempt(lambda: action(path), name)]
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return outcomes[0]
+        try:
+            outcomes.append(attempt(lambda: action(f"/proc/self/fd/{fd}"), f"{name} by O_PATH"))
+        finally:
+            os.close(fd)
+        return first_escape(outcomes)
+
+    probe(f"files.outside-{name}", "high", HOST, where=BOTH, about=about)(run)
+
+
+_outside("mode", "The mode of a host file must stay.", lambda path: os.chmod(path, 0o600))
+_outside("times", "The times of a host file must stay.", lambda path: os.utime(path, (1, 1)))
+_outside(
+    "times-now",
+    "The times of a host file must stay: who may write to it may set them to now.",
+    os.utime,
+)
+_outside(
+    "owner",
+    "The capabilities of a host file must stay: a chown to nobody else takes them, and anyone may.",
+    lambda path: os.chown(path, -1, -1),
+)
+
+
 # -- read-only mount --------------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SANDBOXES = 100  # that a host should be able to have at once
 _NETLINK_SOCKETS = 64
+_LEAST_SIGNALS = 4096  # a user of the host's who has no more than these is given as many
 _LIMITS = {
     "processes": resource.RLIMIT_NPROC,
     "open-files": resource.RLIMIT_NOFILE,
@@ -68,6 +69,17 @@ for _name, _which in _LIMITS.items():
         where=BOTH,
         about=f"The limit of {_name} must be set, and not be raisable.",
     )(_raise_limit(_which))
+
+
+@probe("resources.pending-signals", "medium", HOST)
+def pending_signals(context: dict[str, Any]) -> Outcome:
+    """A sandbox must not be able to take all pending signals that its user has on the whole host."""
+    ours = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    everybody = context["pending_signals"]
+    words = f"{ours} of the {everybody} of the user who started it"
+    if ours == resource.RLIM_INFINITY or (ours > _LEAST_SIGNALS and ours == everybody):
+        return escaped(words)
+    return held(words)
 
 
 @probe("resources.real-time", "high", HOST_ROOT)

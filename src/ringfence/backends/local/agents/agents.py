@@ -30,7 +30,7 @@ from ..session import (
     is_own,
     session_root,
 )
-from ..sizes import DEFAULT_OPEN_FILES, sizes
+from ..sizes import DEFAULT_OPEN_FILES, of_user, sizes
 from .contained import AGENT, NO_NAMESPACE_FDS
 
 TYPE_CHECKING = False
@@ -301,6 +301,7 @@ def settings(
     limits = {
         resource.RLIMIT_CORE: 1,  # with 0, a core_pattern with a pipe would still run as host root
         resource.RLIMIT_NOFILE: files,
+        **of_user(is_own=bool(processes)),
         **({resource.RLIMIT_NPROC: processes} if processes else {}),
     }
     return {
