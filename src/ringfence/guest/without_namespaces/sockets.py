@@ -206,9 +206,9 @@ class Sockets(connects.Connects):
         """Landlock judges the path: the agent itself may make sockets in the sandbox's directories only."""
         if len(address) == 2:  # a name of the kernel's choice
             return on_behalf.bind(fd, address, self._key)
-        if (
-            address[2] == 0
-        ):  # an abstract name of the host, whose programs may look for a server there
+        if address[2] == 0:  # a name of the host, whose programs may look for a server there
+            return errno.EACCES
+        if b"\n" in address:  # /proc/net/unix shows names as they are: it would forge a line there
             return errno.EACCES
         umask = int(looking.field_of(f"/proc/{asked.pid}/status", b"\nUmask:"), 8)
         where = os.open(f"/proc/{asked.pid}/cwd", os.O_PATH | os.O_CLOEXEC)
