@@ -64,6 +64,7 @@ def test_a_program_that_works_on_a_directory(notes: Path) -> None:
         ([], ["cat", "/no/such/file"]),
         (["--here"], ["cat", "missing.txt"]),
         (["--mount", ".:/w"], ["cat", "missing.txt"]),
+        (["--mount", ".:/w"], ["python3", "/w/notes.txt"]),
         (["--net", "127.0.0.1:9"], ["sh", "-c", "exit 3", "https://example.com/x"]),
     ],
 )

@@ -30,13 +30,17 @@ import json, os, socket, subprocess, sys, threading, warnings
 from ringfence import Sandbox
 from ringfence.errors import RingfenceError
 found = {}
-def run(*options):
+def run(*options, cwd=None):
     command = [sys.executable, '-m', 'ringfence', 'run', *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
     return done.returncode, done.stdout.strip(), done.stderr
 found['refused'] = run('--', 'echo', 'hi')
 script = 'echo hi; touch f && chmod 700 f && ls -l f | cut -c1-10'
 found['anywhere'] = run('--anywhere', '--', 'sh', '-c', script)
+os.mkdir('/home/project')
+with open('/home/project/step.py', 'w') as file: file.write("print('from the script')")
+found['script'] = run('--anywhere', '--', 'python3', 'step.py', cwd='/home/project')
+found['here'] = run('--anywhere', '--here', '--', 'python3', 'step.py', cwd='/home/project')
 found['named'] = run('--allow-degraded', 'namespaces', '--', 'echo', 'hi')
 found['star'] = run('--allow-degraded', '*', '--', 'echo', 'hi')[0]
 
@@ -145,6 +149,7 @@ def test_without_namespaces_all_of_it_works(engine: list[str], user: int) -> Non
     assert 125 == found["refused"][0]
     assert "--anywhere" in found["refused"][2]
     assert [0, "hi\n-rwx------"] == found["anywhere"][:2]
+    assert [[0, "from the script"]] * 2 == [found["script"][:2], found["here"][:2]]
     assert [0, "hi"] == found["named"][:2]
     assert 125 == found["star"]
     assert ["landlock", "reached 111 x y\n", "", ["namespaces"]] == found["library"]

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -233,7 +234,6 @@ def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
         read = sandbox.exec(["cat", f"{shown}/file"])
         wrote = sandbox.exec(["sh", "-c", f"echo x > {shown}/file || echo x > {shown}/new"])
     for refused in (
-        [Mount("/data", str(shown))],
         [Mount(str(shown), str(shown), "read_write")],
         [Mount("/own")],
     ):
@@ -243,6 +243,98 @@ def test_a_mount_at_its_own_path_is_shown_read_only(tmp_path: Path) -> None:
 
     assert ("canary", False) == (read.text, wrote.ok)
     assert ["file"] == os.listdir(shown)
+
+
+READS = "import os\nprint(open(os.path.dirname(__file__) + '/../file').read())"
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Path:
+    """A directory of the host with a file, and a script in a directory below."""
+    path = tmp_path / "shown"
+    (path / "below").mkdir(parents=True)
+    (path / "file").write_text("from outside")
+    (path / "below/step.py").write_text(READS)
+    let_others_in(path / "below")
+    return path
+
+
+def test_a_mount_at_another_path_is_mapped(shown: Path) -> None:
+    """By whole arguments, the working directory and the files API."""
+    mounts = [Mount("/work", str(shown))]
+    with Sandbox.create(backend="landlock", mounts=mounts, workdir="/work/below") as sandbox:
+        told = sandbox.exec([PYTHON, "/work/below/step.py"])
+        here = sandbox.exec(["ls"]).text, sandbox.exec(["ls"], cwd="/work").text
+        read = sandbox.files.read("/work/file"), sandbox.files.read("../file")
+        wrote = sandbox.exec(["sh", "-c", "echo x > step.py || echo x > new"])
+        with pytest.raises(FileError):
+            sandbox.files.write("/work/new", b"x")
+        beside = sandbox.exec(["cat", str(shown.parent / "beside")])
+
+    assert ("from outside\n", ("step.py\n", "below\nfile\n")) == (told.text, here), told
+    assert (b"from outside",) * 2 == read
+    assert not wrote.ok
+    assert not beside.ok
+    assert ["below", "file"] == sorted(os.listdir(shown))
+
+
+def test_a_mount_in_the_home_is_a_link_that_no_snapshot_has(shown: Path, tmp_path: Path) -> None:
+    backend = LandlockBackend(state_dir=str(tmp_path / "saved"))
+    mounts = [
+        Mount("/home/sandbox/src/step.py", str(shown / "below/step.py")),
+        Mount("/tmp/data", str(shown)),
+    ]
+    look = "cat src/step.py $TMPDIR/data/file > both; echo x > src/step.py; ls -A src $TMPDIR"
+    with Sandbox.create(backend=backend, mounts=mounts) as sandbox:
+        told = sandbox.exec(["sh", "-c", look])
+        sandbox.exec(["sh", "-c", "echo own > src/own"])
+        saved = sandbox.snapshot()
+    with open(shown / "file", "a") as file:
+        file.write(", later")
+    with Sandbox.restore(saved.id, backend=backend) as restored:
+        again = restored.exec(["sh", "-c", "cat $TMPDIR/data/file src/own; cat both"])
+    with (
+        open(backend.catalogue().content(saved.id), "rb") as content,
+        tarfile.open(fileobj=content) as tar,
+    ):
+        names = tar.getnames()
+    backend.delete_snapshot(saved.id)
+    backend.close()
+
+    assert "src:\nstep.py\n" in told.text, told
+    script = (shown / "below/step.py").read_text()
+    assert f"from outside, laterown\n{script}from outside" == again.text, again
+    assert not [each for each in names if each.endswith(("step.py", "/data"))]
+
+
+def test_a_target_that_nothing_leads_to_is_refused(shown: Path) -> None:
+    here = str(shown)
+    link = shown.parent / "link"
+    link.symlink_to(shown)
+    for mounts in (
+        [Mount("/usr/share/x", here)],
+        [Mount("/etc/x.conf", f"{here}/file")],
+        [Mount("/home", here)],
+        [Mount("/home/sandbox", here)],
+        [Mount("/mnt/session/outputs", here)],
+        [Mount("/work", "/tmp")],
+        [Mount("/work", here), Mount("/work/in", f"{here}/below")],
+        [Mount("/work", here, "read_write")],
+    ):
+        with pytest.raises(Unsupported):
+            Sandbox.create(backend="landlock", mounts=mounts)
+    for mount in (Mount("/work", f"{here}/missing"), Mount("/work", str(link), nofollow=True)):
+        with pytest.raises(InvalidRequest):
+            Sandbox.create(backend="landlock", mounts=[mount])
+    with Sandbox.create(
+        backend="landlock",
+        mounts=[Mount("/work", str(link)), Mount("/work/below", f"{here}/below")],
+    ) as made:
+        assert "step.py\n" == made.exec(["ls", "/work/below"]).text
+    if host().changes_users:
+        os.chmod(shown, 0o700)
+        with pytest.raises(Unsupported, match=f"may not read {shown}"):
+            Sandbox.create(backend="landlock", mounts=[Mount("/work", f"{here}/below")])
 
 
 @pytest.fixture
@@ -588,6 +680,17 @@ def test_abstract_sockets_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None
     assert ("13", "0") == (taken, chosen)
 
 
+def test_no_name_of_a_socket_forges_a_line_about_others(sandbox: Sandbox, tmp_path: Path) -> None:
+    """/proc/net/unix, in which the agent looks types up, shows a newline of a name as it is."""
+    name = "x\n0: 2 0 10000 0002 01 123456789"
+    code = f"import socket\nwith socket.socket(socket.AF_UNIX) as s: s.bind({name!r})"
+
+    subprocess.run([PYTHON, "-c", code], cwd=tmp_path, check=True)
+    ran = sandbox.exec([PYTHON, "-c", code])
+
+    assert "PermissionError" in ran.stderr_text, ran
+
+
 def test_what_is_missing_is_reported(sandbox: Sandbox) -> None:
     status = {each.name: each.status for each in sandbox.protections()}
 
@@ -646,13 +749,18 @@ def _printed(words: list[str]) -> object:
     return json.loads(ran.stdout)
 
 
-def run_refused(*options: str) -> subprocess.CompletedProcess[str]:
+def run_refused(*options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", BEHIND_THE_FILTER, refusing_filter().hex(), *options],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
+        cwd=cwd,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(each) for each in sys.path),
+        },
     )
 
 
@@ -670,6 +778,30 @@ def test_anywhere_works_where_namespaces_are_refused() -> None:
 
     assert (0, "hi\n") == (ran.returncode, ran.stdout)
     assert "without namespaces" in ran.stderr
+
+
+def test_anywhere_brings_the_script_in(shown: Path) -> None:
+    (shown / "step.py").write_text("import os; print(os.path.exists('file'))")
+    ran = run_refused("--anywhere", "--", "python3", "step.py", cwd=shown)
+
+    assert (0, "False\n") == (ran.returncode, ran.stdout), ran
+    assert "--mount" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "argv"),
+    [
+        (["--here"], "/work", ["python3", "below/step.py"]),
+        (["--mount=.:/data"], "/data", ["cat", "/data/file"]),
+    ],
+)
+def test_anywhere_says_where_a_mount_is(
+    shown: Path, options: list[str], target: str, argv: list[str]
+) -> None:
+    ran = run_refused("--anywhere", *options, "--", *argv, cwd=shown)
+
+    assert (0, "from outside") == (ran.returncode, ran.stdout.strip()), ran
+    assert f"--mount: {target} is {shown} here: programs find it by an argument" in ran.stderr
 
 
 def test_anywhere_prefers_namespaces() -> None:

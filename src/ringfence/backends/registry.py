@@ -221,7 +221,9 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
                 return backend.provision_unasked(spec)
             made = backend.provision(spec)
             if name == "landlock":
-                _tell_lack("a sandbox without namespaces, by the backend landlock", refusals)
+                mapped = [f"{each} here" for each in mapped_mounts(made)]
+                what = "a sandbox without namespaces, by the backend landlock"
+                _tell_lack("; ".join([what, *mapped]), refusals)
             elif name == DEFAULT and (masks := masks_of_proc()):
                 _tell_lack(
                     f"a sandbox with the caller's /proc, which is masked: {', '.join(masks[:4])}"
@@ -238,6 +240,21 @@ def _first_that_can(spec: SandboxSpec, names: tuple[str, ...]) -> BackendSandbox
     said = "; ".join(f"{name}: {why}" for name, why in told.items())
     hint = next((exc.hint for exc in refusals.values() if exc.hint), "")
     raise BackendUnavailable(f"no backend of tier {spec.tier} works here: {said}", hint=hint)
+
+
+def mapped_mounts(sandbox: BackendSandbox) -> list[str]:
+    """Say where mounts are that programs find by an argument or the working directory, not by their target."""
+    if sandbox.session.backend != "landlock":
+        return []
+    from .local.mounts.template import HOME
+
+    return [
+        f"{each.target} is {each.host_path}"
+        for each in sandbox.session.mounts
+        if each.host_path
+        and os.path.realpath(each.target) != os.path.realpath(each.host_path)
+        and not each.target.startswith(f"{HOME}/")
+    ]
 
 
 def _tell_lack(what: str, refusals: Mapping[str, RingfenceError] | None = None) -> None:

@@ -258,7 +258,7 @@ def hints(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, An
             found.append(
                 "the sandbox does not have your files: add --here (read-only) or --here=rw"
             )
-        elif script := missing_script(argv):
+        elif (script := missing_script(argv)) and not _is_mounted(script, spec):
             found.append(f"{script} does not exist on this host")
     if program == "go" and argv[1:2] in (["build"], ["install"]) and _shows_new_git(spec):
         # cmd/go/internal/vcs takes any directory of that name for a repository, and asks git.
@@ -354,6 +354,10 @@ def _misses_files(
         for word in named
         if word.strip("./")
     )
+
+
+def _is_mounted(path: str, spec: SandboxSpec) -> bool:
+    return any(path == each.target or path.startswith(f"{each.target}/") for each in spec.mounts)
 
 
 def _host(url: str) -> str:

@@ -94,6 +94,7 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     try:
         sandbox = _provision(spec, given)
         try:
+            _say_where_mounts_are(sandbox)
             supervisor = _supervisor(given, request, sandbox, bell)
             if given.get("json"):
                 from .result import run_for_json
@@ -155,6 +156,16 @@ def _provision(spec: SandboxSpec, given: dict[str, Any]) -> BackendSandbox:
         sandbox = provision(spec, "landlock")
         say(f"--anywhere: without namespaces, by the backend landlock ({exc.message})")
         return sandbox
+
+
+def _say_where_mounts_are(sandbox: BackendSandbox) -> None:
+    from ..backends.registry import mapped_mounts
+
+    if mapped := mapped_mounts(sandbox):
+        from .terminal import say
+
+        how = "programs find it by an argument or the working directory, not by that name"
+        say(f"--mount: {'; '.join(mapped)} here: {how}")
 
 
 def _hint(argv: Sequence[str], code: int, spec: SandboxSpec, given: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from ..local.host.mountinfo import read_text
 from ..local.launched import last_words, room_for_words
 from ..local.mounts.trusted import trusted_for
 from ..local.network import check_given_secrets
-from ..local.sizes import of_user, sizes
+from ..local.sizes import sizes
 from . import filters, rules
 from .network import Loopback
 from .place import SHARED_MEMORY, Place
@@ -124,7 +124,8 @@ class LandlockBackend(CommandBackend):
                 trusted = trusted_for(spec.network, self.egress())
             mount = _mount_of_workdir(spec)
             workdir = None if mount else spec.workdir
-            mounts = [*spec.mounts, *rules.python_mounts(spec)]
+            mounts = {each.target: each.source and rules.host_path(each) for each in spec.mounts}
+            mounts |= {each.target: each.target for each in rules.python_mounts(spec)}
             made = Place(slot or host().uid, workdir, mounts, spec.memory_dir, trusted)
             try:
                 sandbox = self._start(spec, sandbox_id, slot, made, trusted)
@@ -166,10 +167,6 @@ class LandlockBackend(CommandBackend):
         own = [rules.own_rule(path, sockets=has_sockets) for path in made.writable]
         return {
             **told,
-            "rlimits": [
-                *told["rlimits"],
-                *((which, most, most) for which, most in of_user(is_own=bool(slot)).items()),
-            ],
             "ids": slot or (-1 if host().uid == 0 else 0),
             "ruleset": handled,
             "rules": [
@@ -230,7 +227,9 @@ class LandlockBackend(CommandBackend):
             if layout.version:
                 limits.check(group, agent)
             mounts = [
-                ResolvedMount(each.target, each.access, each.source or made.mapped(each.target))
+                ResolvedMount(
+                    each.target, each.access, os.path.realpath(each.source) if each.source else None
+                )
                 for each in spec.mounts
             ]
             base = told["tag_base"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...model.mount import MEMORY_DIR
+from ...model.mount import MEMORY_DIR, OUTPUTS_DIR
 from ...policy.trust import DIRECTORY
 from ..command.place import make_locked
 from ..local.host.facts import host
@@ -13,19 +13,20 @@ from ..local.mounts import template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from ...model.mount import Mount
     from ..local.mounts.trusted import Trusted
 
 SHARED_MEMORY = "/dev/shm"
-_OWN = {
+OWN = {
     template.HOME: "home",
     "/tmp": "tmp",
     "/mnt/session": "session",
     MEMORY_DIR: "memory",
     SHARED_MEMORY: "shm",
+    OUTPUTS_DIR: "session/outputs",
 }
+"""Directories of the sandbox's own, by what other backends have at these paths."""
 
 
 class Place:
@@ -34,30 +35,34 @@ class Place:
     Args:
         host_id: Who owns what is in it.
         workdir: Where the session's root is to be seen; None: in the home.
-        mounts: What it shows of the host, at its own path, and directories of its own, which lie here.
+        mounts: Its targets, by the paths of the host where programs find them; "": a directory of its
+            own, which lies here.
         memory: Directory of the host that is its memory's; None: one of its own.
         trusted: The authority that its programs trust; None where no rule reads inside TLS.
 
     Attributes:
         shown: Empty, as nothing is shown at another path.
+        links: Symlinks in its directories to what is to be seen there, and no snapshot has.
     """
 
     def __init__(
         self,
         host_id: int,
         workdir: str | None,
-        mounts: Sequence[Mount],
+        mounts: Mapping[str, str],
         memory: str | None,
         trusted: Trusted | None,
     ) -> None:
         self.path, self._lock = make_locked()
         self.shown: list[tuple[str, str]] = []
+        self.links: list[str] = []
         try:
             os.chmod(self.path, 0o700)
-            self._names = {target: f"{self.path}/{name}" for target, name in _OWN.items()}
+            self._names = {target: f"{self.path}/{name}" for target, name in OWN.items()}
+            del self._names[OUTPUTS_DIR]  # in the session's
             if workdir is not None:
                 self._names[workdir] = f"{self.path}/work"
-            own = [mount.target for mount in mounts if not mount.source]
+            own = [target for target, path in mounts.items() if not path]
             self._names |= {each: f"{self.path}/own-{i}" for i, each in enumerate(own)}
             if memory is not None:
                 self._names[MEMORY_DIR] = os.path.realpath(memory)
@@ -65,8 +70,16 @@ class Place:
             for path in (*self.writable, f"{self.path}/session/outputs"):
                 os.mkdir(path)
                 self._give(path, host_id)
-            # Also below /tmp a mount is at its own path.
-            self._names |= {mount.target: mount.target for mount in mounts if mount.source}
+            for target, path in mounts.items():
+                if path:
+                    self._link(target, path, host_id)
+            # What is mapped is not mapped again, should it lie below /tmp.
+            shown = {path: path for path in mounts.values() if path}
+            self._names = {
+                **shown,
+                **self._names,
+                **{t: path for t, path in mounts.items() if path},
+            }
             self.readable: list[str] = []
             if trusted is not None:
                 self._keep(trusted)
@@ -85,6 +98,22 @@ class Place:
                     file.write(rest[0] if isinstance(rest[0], bytes) else rest[0].encode())
                 os.chmod(file.name, 0o444)
         self.readable.append(path)
+
+    def _link(self, target: str, path: str, host_id: int) -> None:
+        """Lead to a mount from where it is to be seen in a directory of the sandbox's own."""
+        at = self.mapped(target)
+        if target == path or not at.startswith(f"{self.path}/"):
+            return
+        above = os.path.dirname(at)
+        missing = []
+        while not os.path.isdir(above):
+            missing.append(above)
+            above = os.path.dirname(above)
+        for each in reversed(missing):
+            os.mkdir(each)
+            self._give(each, host_id)
+        os.symlink(path, at)
+        self.links.append(at)
 
     def _give(self, path: str, host_id: int) -> None:
         if host_id != host().uid:

@@ -38,7 +38,8 @@ _CAN = (
 )
 _NO_MOUNT = "it takes a mount namespace"
 _OWN_PATH = (
-    "a host path is shown at its own path only, and writable only if nothing in it is protected"
+    "programs find a host path by an argument, the working directory and links in the home, not by a name"
+    " of one's choice, and it is writable only if nothing in it is protected"
 )
 _CANNOT = {
     can.NETWORK_UNRESTRICTED: "list the destinations",

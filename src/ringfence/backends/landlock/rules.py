@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 
 from ...errors import InvalidRequest, Unsupported
 from ...model import capabilities as can
@@ -15,6 +16,7 @@ from ..command import place
 from ..local.agents import agent_code
 from ..local.mounts import template
 from ..local.session import is_below, no_source
+from .place import OWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ _ETC = (
     *("debian_version", "inputrc", "bash.bashrc", "profile", "profile.d", "perl"),
 )
 _OTHERS = ("/proc", "/sys/devices/system/cpu")
+# Programs look there by fixed names, which nothing maps.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")
 
 
 def system_rules(handled_fs: int) -> list[tuple[str, int]]:
@@ -113,10 +117,20 @@ def handled(abi: int) -> tuple[int, int, int, int]:
 
 
 def shown(spec: SandboxSpec) -> list[Mount]:
-    """Directories and files of the host that a sandbox shows: its mounts, and its memory's directory."""
+    """List what of the host a sandbox shows, each at its real path: mounts, and its memory's directory."""
     memory = os.path.realpath(spec.memory_dir or "")
-    mounts = [mount for mount in spec.mounts if not is_own(mount)]
+    mounts = [
+        replace(mount, target=os.path.realpath(mount.source))
+        for mount in spec.mounts
+        if mount.is_host_path
+    ]
     return [*mounts, *([Mount(memory, memory, READ_WRITE, ())] if spec.memory_dir else [])]
+
+
+def host_path(mount: Mount) -> str:
+    """Return where programs find a mount of the host: its target, where that leads there anyway."""
+    own = os.path.realpath(mount.source)
+    return mount.target if os.path.realpath(mount.target) == own else own
 
 
 def is_own(mount: Mount) -> bool:
@@ -125,7 +139,7 @@ def is_own(mount: Mount) -> bool:
 
 
 def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
-    """Refuse mounts that take a mount: of the host at another path, or one in another.
+    """Refuse mounts that take a mount: at a path of the system or of the sandbox's own, or one in another.
 
     Args:
         is_owner: Programs run as this process's user, who may write to what it mounts.
@@ -136,13 +150,22 @@ def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
     if spec.memory_dir and not os.path.isdir(spec.memory_dir):
         mistake = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         raise no_source(Mount(MEMORY_DIR, spec.memory_dir), mistake)
+    for mount in spec.mounts:
+        _check_target(mount)
+        if mount.is_host_path:
+            _check_mapped(mount, spec.mounts, name, is_owner=is_owner)
+        elif not is_own(mount):
+            raise Unsupported(
+                f"a directory of its own cannot be shown read-only at {mount.target}: nobody could fill it",
+                backend=name,
+                operation=can.MOUNT,
+                field="mounts.access",
+                hint="make it writable (rw)",
+            )
     mounts = shown(spec)
     writable = [mount.target for mount in mounts if mount.is_writable]
-    for mount in filter(is_own, spec.mounts):
-        _check_target(mount)
     own = os.path.realpath(place.base())
     for mount in mounts:
-        _check_path(mount, name)
         if is_below(own, mount.target) or is_below(mount.target, own):
             raise InvalidRequest(
                 f"{mount.target} has the sandboxes' own directories", field="mounts.source"
@@ -159,23 +182,60 @@ def check_mounts(spec: SandboxSpec, name: str, *, is_owner: bool) -> None:
             )
 
 
-def _check_path(mount: Mount, name: str) -> None:
-    own = os.path.realpath(mount.source) if mount.is_host_path else ""
-    if own != mount.target:
-        raise Unsupported(
-            f"{mount.source or 'a directory of its own'} cannot be shown at {mount.target}: "
-            "without a mount namespace a path inside is the path on the host",
-            backend=name,
-            operation=can.MOUNT,
-            field="mounts.target",
-            hint=f"use the source's own path as the target: {own}"
-            if own
-            else "make it writable (rw): then it is mapped, as the home directory is",
-        )
+def _check_mapped(mount: Mount, mounts: Sequence[Mount], name: str, *, is_owner: bool) -> None:
+    """Refuse a mount of the host whose target no working directory, argument or link leads to."""
+    own = os.path.realpath(mount.source)
     if not os.path.exists(own):
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise no_source(mount, missing)
-    _check_target(mount)
+    if mount.nofollow and own != mount.source:
+        what, hint = f"{mount.source} has a symlink in it", "mount the directory by its real path"
+        raise InvalidRequest(what, field="mounts.source", hint=hint)
+    if not is_owner:
+        _check_readable(own, name)
+    if host_path(mount) == mount.target:
+        return
+    covered = [each for each in OWN if is_below(each, mount.target) or own == each]
+    around = [each for each in _SYSTEM if is_below(mount.target, each)]
+    around += [m.target for m in mounts if m.is_host_path and not _is_there(mount, m)]
+    if covered or around:
+        where = f"nothing covers {covered[0]}" if covered else f"nothing else lies in {around[0]}"
+        raise Unsupported(
+            f"{mount.source} cannot be shown at {mount.target}: without a mount namespace {where}",
+            backend=name,
+            operation=can.MOUNT,
+            field="mounts.target",
+            hint=f"use another target, as /work or the source's own path: {own}",
+        )
+
+
+def _is_there(mount: Mount, other: Mount) -> bool:
+    """Return whether a mount lies outside another one, or in its source at the same place."""
+    if not is_below(mount.target, other.target):
+        return True
+    inner = mount.target[len(other.target) :]
+    return os.path.realpath(mount.source) == os.path.realpath(other.source) + inner
+
+
+def _check_readable(path: str, name: str) -> None:
+    """Refuse what the user of a sandbox of root's, who is another one, may not read.
+
+    Raises:
+        Unsupported: The message names the first directory or file that stands in the way.
+    """
+    above = [path[:i] for i, letter in enumerate(path) if letter == "/" and i]
+    found = [each for each in above if not os.stat(each).st_mode & stat.S_IXOTH]
+    mode = os.stat(path).st_mode
+    if not found and mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+        return
+    raise Unsupported(
+        f"{path} cannot be shown: the sandbox that root starts has its own user, who may not read"
+        f" {found[0] if found else path}",
+        backend=name,
+        operation=can.MOUNT,
+        field="mounts.source",
+        hint="copy it to a directory that everybody may enter, or run as an ordinary user",
+    )
 
 
 def _check_target(mount: Mount) -> None:

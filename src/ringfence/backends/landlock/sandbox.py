@@ -118,6 +118,9 @@ class LandlockSandbox(CommandSandbox):
             own[name] = value.replace(DIRECTORY, self.place.mapped(DIRECTORY))
         return {**_OWN, "TMPDIR": self.place.mapped("/tmp"), **own, **self.spec.env}
 
+    def seen_at(self, path: str) -> str:
+        return self.place.mapped(path)
+
     def working_directory(self, cwd: str | None) -> str:
         return self.place.mapped(super().working_directory(cwd))
 
@@ -178,7 +181,7 @@ class LandlockSandbox(CommandSandbox):
                 stopping.go_on(self._tag_base, stopped)
 
     def _save(self, pipe: int) -> None:
-        reply = self.request("save", (self.place.saved(),), (pipe,))
+        reply = self.request("save", (self.place.saved(), self.place.links), (pipe,))
         try:
             answer(reply, None)
         finally:
@@ -186,7 +189,7 @@ class LandlockSandbox(CommandSandbox):
 
     def load(self, content: int) -> None:
         """Unpack a snapshot's files; on failure the sandbox is ended."""
-        self.unpack((self.place.path, self.place.saved()), content)
+        self.unpack((self.place.path, self.place.saved(), self.place.links), content)
 
     # -- end --------------------------------------------------------------------------------------
 

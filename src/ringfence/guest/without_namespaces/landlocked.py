@@ -411,17 +411,28 @@ class LandlockAgent(Agent):
         """See `Agent`: to the address at which a server of the sandbox's really listens."""
         return self.sockets.dial(version, port)
 
-    def _do_save(self, reply: wire.Socket, fds: list[int], places: list[tuple[str, str]]) -> None:
-        """Write the trees at these paths, under these names, to the pipe that came along, as tar."""
+    def _do_save(
+        self, reply: wire.Socket, fds: list[int], places: list[tuple[str, str]], links: list[str]
+    ) -> None:
+        """Write the trees at these paths, under these names, to the pipe that came along, as tar.
+
+        Args:
+            links: Paths of symlinks to mounts, which are left out.
+        """
         become = users.become_for_good(self.settings["uid"])
-        self._by_child(reply, fds, become, lambda: _pack(fds[0], places))
+        self._by_child(reply, fds, become, lambda: _pack(fds[0], places, links))
 
     def _do_load(
-        self, reply: wire.Socket, fds: list[int], root: str, places: list[tuple[str, str]]
+        self,
+        reply: wire.Socket,
+        fds: list[int],
+        root: str,
+        places: list[tuple[str, str]],
+        links: list[str],
     ) -> None:
-        """Unpack what `save` has written, below `root`."""
+        """Unpack what `save` has written, below `root`, but nothing in the place of a link."""
         become = users.become_for_good(self.settings["uid"])
-        self._by_child(reply, fds, become, lambda: _unpack(fds[0], root, places))
+        self._by_child(reply, fds, become, lambda: _unpack(fds[0], root, places, links))
 
     def _do_network(self, _reply: wire.Socket, _fds: list[int], way: Way | None) -> bytes:
         """Take another way out, after a change of the policy."""
@@ -429,21 +440,22 @@ class LandlockAgent(Agent):
         return b""
 
 
-def _pack(out: int, places: list[tuple[str, str]]) -> None:
+def _pack(out: int, places: list[tuple[str, str]], links: list[str]) -> None:
     from ...launcher.helpers import tars, trees  # tarfile is large, and few agents save
 
     with tars.Writer(out) as tar:
-        packer = trees.Packer(tar, os.lstat(places[0][0]).st_dev, None)
+        packer = trees.Packer(tar, os.lstat(places[0][0]).st_dev, None, left_out=links)
         for path, name in places:
             trees.pack_whole(packer, path, f".{name}")
 
 
-def _unpack(content: int, root: str, places: list[tuple[str, str]]) -> None:
+def _unpack(content: int, root: str, places: list[tuple[str, str]], links: list[str]) -> None:
     from ...launcher.helpers import trees
 
     def prepare(member: TarInfo, _target: str) -> bool:
         member.uid, member.gid = os.getuid(), os.getgid()  # there is nobody else
-        return True
+        path = os.path.normpath(f"{root}/{member.name}")
+        return not any(path == each or path.startswith(f"{each}/") for each in links)
 
     trees.unpack(
         *(content, root),

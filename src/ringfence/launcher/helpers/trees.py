@@ -13,6 +13,7 @@ from .descent import Descent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,7 +95,10 @@ class Packer:
     guest could lead us out of it, with a symlink in the place of a directory between two looks.
     """
 
-    def __init__(self, tar: tars.Writer, device: int, progress: Any) -> None:
+    def __init__(
+        self, tar: tars.Writer, device: int, progress: Any, left_out: Collection[str] = ()
+    ) -> None:
+        self._left_out = {*_NOT_SAVED, *left_out}
         self._tar, self._device, self._progress = tar, device, progress
         self._names: dict[tuple[int, int], str] = {}  # of files with several, by inode and device
         self._place: Descent | None = None  # the directory that is looked at
@@ -126,7 +130,7 @@ class Packer:
         try:
             info = self._stat(path)
             elsewhere = self._device_of(info) != self._device
-            if self._device >= 0 and (elsewhere or path in _NOT_SAVED):
+            if self._device >= 0 and (elsewhere or path in self._left_out):
                 return False
             member = self._member(path, name, info)
             if member is None:

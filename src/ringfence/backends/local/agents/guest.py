@@ -140,6 +140,10 @@ class GuestSandbox(LocalSandbox):
     def _execs(self) -> int:
         return self._numbers - self._execs_before
 
+    def seen_at(self, path: str) -> str:
+        """Return where the agent finds an absolute path of the sandbox: the same, with a root of its own."""
+        return path
+
     def unpack(self, arguments: tuple[Any, ...], content: int) -> None:
         """Have the agent unpack a snapshot's files; on failure the sandbox is ended.
 

@@ -51,7 +51,7 @@ def _rights(sandbox: GuestSandbox) -> tuple[tuple[str, ...], tuple[str, ...]]:
     sandbox.require_awake()
     places = [*template.WRITABLE, template.HOME, "/var/tmp"]
     paths = list(dict.fromkeys([*_SYSTEM, *places, *(m.target for m in sandbox.mounts)]))
-    words = sandbox.ask("rights", paths)[0].decode()
+    words = sandbox.ask("rights", [sandbox.seen_at(each) for each in paths])[0].decode()
     found = dict(zip(paths, (words[i : i + 2] for i in range(0, len(words), 2)), strict=True))
     readable, writable = (
         tuple(sorted(path for path, right in found.items() if right[which] == "1"))
