@@ -231,7 +231,7 @@ def test_a_kernel_of_jupyters_is_interrupted_before_it_reads_the_cell(
     jupyter: Context, sandbox: Sandbox
 ) -> None:
     """It ignores SIGINT until the cell begins, and stands still meanwhile."""
-    steps = "'until test -e ready; do sleep 0.01; done; kill -STOP $0; sleep 2; kill -CONT $0'"
+    steps = "'until test -e ready; do sleep 0.01; done; kill -STOP $0; sleep 0.5; kill -CONT $0'"
     jupyter.run("import os, subprocess; kept = 1")
     jupyter.run(f"subprocess.Popen(['setsid', 'sh', '-c', {steps}, str(os.getpid())])")
     sandbox.files.write("ready", "")

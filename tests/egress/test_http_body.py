@@ -117,6 +117,18 @@ def test_a_server_may_add_to_its_chunks(data: bytes) -> None:
     assert body.done
 
 
+def test_a_line_of_a_chunk_has_a_longest_length() -> None:
+    """Of a server a kilobyte with its extension, of a client its digits: no end is waited for."""
+    known = b"5;" + b"a" * 1020 + b"\r\n"
+    assert 1024 == len(known)
+    assert b"hello" == Body(CHUNKED, lenient=True).feed(known + b"hello")
+    for data, lenient in ((b"5;" + b"a" * 1021, True), (b"0" * 16, False)):
+        body = Body(CHUNKED, lenient=lenient)
+        body.feed(data[:-1])
+        with pytest.raises(Refused):
+            body.feed(data[-1:])
+
+
 @pytest.mark.parametrize(
     ("length", "data"), [(5, b"hell"), (CHUNKED, b"5\r\nhello\r\n"), (CHUNKED, b"")]
 )

@@ -94,11 +94,19 @@ class Agent(FileRequests):
                     flowing[fd].ready(fd)
                 elif not self._serve_one():
                     return
+            if self.execs.has_ended and self._is_alone():
+                return
             self.execs.settle()
             self.flows = [flow for flow in self.flows if flow.wants()]
             self.watchdog.look()
             for pid in self.file_locks.look() if self.file_locks else ():
                 self.execs.kill_owner(pid, wire.KILLED_BY_MEMORY_WATCHDOG)
+
+    def _is_alone(self) -> bool:
+        """Return whether the host is gone: what has ended since did not end by itself."""
+        poll = select.poll()
+        poll.register(self.control.fileno(), 0)  # POLLHUP is always told
+        return bool(poll.poll(0))
 
     def _timeout_ms(self) -> float | None:
         asked = [self.execs.wait_s(), self.watchdog.wait_s()]

@@ -133,6 +133,11 @@ class Execs:
                     duration_ns=time.monotonic_ns() - run.started_ns,
                 )
 
+    @property
+    def has_ended(self) -> bool:
+        """True while the end of one is still to be reported."""
+        return any(run.report is not None for run in self.running.values())
+
     def settle(self) -> None:
         """Report what is over, as far as all of its tree has ended where that must."""
         for run in list(self.running.values()):
