@@ -37,11 +37,11 @@ class TestLandlock(Connecting, BackendConformance):
     test_the_always_there_directories = None  # type: ignore[assignment]
     test_cwd_may_be_absolute = None  # type: ignore[assignment]
     test_workdir_moves_the_session_root = None  # type: ignore[assignment]
-    # It has a memory although it reports no mounts: tests/native/test_without_namespaces.py.
+    # It has a memory although it reports no mounts: tests/native/test_mounts_without_namespaces.py.
     test_memory_outlives_the_session = None  # type: ignore[assignment]
     test_a_missing_memory_dir_is_refused = None  # type: ignore[assignment]
     test_a_memory_dir_that_is_a_file_is_refused = None  # type: ignore[assignment]
-    # A mount at another path is mapped, and no shell knows its name: tests/native/test_without_namespaces.py.
+    # No shell knows the name of a mapped mount: tests/native/test_mounts_without_namespaces.py.
     test_read_write = None  # type: ignore[assignment]
     test_removing_inside_removes_outside = None  # type: ignore[assignment]
     test_cwd_may_name_a_mount = None  # type: ignore[assignment]

@@ -94,7 +94,8 @@ def _run(given: dict[str, Any], command: list[str], bell: Bell) -> int:
     try:
         sandbox = _provision(spec, given)
         try:
-            _say_where_mounts_are(sandbox)
+            if "mount" in given or "here" in given:
+                _say_where_mounts_are(sandbox)
             supervisor = _supervisor(given, request, sandbox, bell)
             if given.get("json"):
                 from .result import run_for_json

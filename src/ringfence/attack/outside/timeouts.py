@@ -227,11 +227,16 @@ def terminate(lab: Lab) -> Outcome:
 
 
 def _runs(pid: int) -> bool:
+    return _stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Read /proc/PID/stat from the state on; empty where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return False
+        return []
 
 
 _MAKER = """
@@ -240,7 +245,7 @@ sys.path.insert(0, sys.argv[1])
 from ringfence import Sandbox
 sandbox = Sandbox.create(backend=sys.argv[2], allow_degraded=sys.argv[3:])
 running = sandbox.start(["sh", "-c", "setsid sleep 30 & echo begun; sleep 30"])
-while not running.stdout.read():
+while not running.stdout.read() and running.running:
     pass
 print(sandbox._inner.pid, flush=True)
 sys.stdin.read()
@@ -275,11 +280,8 @@ def _between(maker: int, first: int) -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else 0
 
 
 def _killed(lab: Lab, choose: Callable[[int, int], list[int]]) -> Outcome:

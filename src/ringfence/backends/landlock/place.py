@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ..local.mounts.trusted import Trusted
 
 SHARED_MEMORY = "/dev/shm"
-OWN = {
+_OWN = {
     template.HOME: "home",
     "/tmp": "tmp",
     "/mnt/session": "session",
     MEMORY_DIR: "memory",
     SHARED_MEMORY: "shm",
-    OUTPUTS_DIR: "session/outputs",
 }
-"""Directories of the sandbox's own, by what other backends have at these paths."""
+OWN = (*_OWN, OUTPUTS_DIR)
+"""Paths at which other backends have directories of the sandbox's own."""
 
 
 class Place:
@@ -58,8 +58,7 @@ class Place:
         self.links: list[str] = []
         try:
             os.chmod(self.path, 0o700)
-            self._names = {target: f"{self.path}/{name}" for target, name in OWN.items()}
-            del self._names[OUTPUTS_DIR]  # in the session's
+            self._names = {target: f"{self.path}/{name}" for target, name in _OWN.items()}
             if workdir is not None:
                 self._names[workdir] = f"{self.path}/work"
             own = [target for target, path in mounts.items() if not path]
@@ -70,16 +69,11 @@ class Place:
             for path in (*self.writable, f"{self.path}/session/outputs"):
                 os.mkdir(path)
                 self._give(path, host_id)
-            for target, path in mounts.items():
-                if path:
-                    self._link(target, path, host_id)
+            shown = {target: path for target, path in mounts.items() if path}
+            for target, path in shown.items():
+                self._link(target, path, host_id)
             # What is mapped is not mapped again, should it lie below /tmp.
-            shown = {path: path for path in mounts.values() if path}
-            self._names = {
-                **shown,
-                **self._names,
-                **{t: path for t, path in mounts.items() if path},
-            }
+            self._names = {**{path: path for path in shown.values()}, **self._names, **shown}
             self.readable: list[str] = []
             if trusted is not None:
                 self._keep(trusted)
