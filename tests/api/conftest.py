@@ -46,7 +46,7 @@ class Daemon:
 
     def client(self, **options: Any) -> httpx.Client:
         """On the unix socket."""
-        transport = httpx.HTTPTransport(uds=self.socket)
+        transport = httpx.HTTPTransport(uds=self.socket, verify=False)
         return httpx.Client(transport=transport, base_url="http://localhost", timeout=60, **options)
 
     def end(self) -> None:

@@ -52,10 +52,11 @@ def _native(_stack: ExitStack) -> Backend:
 LOCAL: dict[str, Callable[[ExitStack], Backend]] = {"native": _native, **MAKERS}
 SERVED = {"server": "native", "server of gVisor": "gvisor"}
 _FIRST = ("native", "server")
-# An emulated machine is slow, and the same whoever runs it: once is enough.
-_MARKS = {"microvm": [pytest.mark.full, pytest.mark.anyone]}
+# The engine of Docker's tests is root's. Elsewhere a context is the same whoever made its sandbox: once is enough.
+_MARKS = {"docker": [pytest.mark.full, pytest.mark.root]}
+_ONCE = [pytest.mark.full, pytest.mark.anyone]
 EACH = [
-    each if each in _FIRST else pytest.param(each, marks=_MARKS.get(each, pytest.mark.full))
+    each if each in _FIRST else pytest.param(each, marks=_MARKS.get(each, _ONCE))
     for each in (*LOCAL, *SERVED)
 ]
 

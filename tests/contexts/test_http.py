@@ -174,7 +174,7 @@ def test_events_of_a_cell_that_a_daemon_was_killed_in(tmp_path: Path) -> None:
     server.start()
 
     def connect() -> httpx.Client:
-        transport = httpx.HTTPTransport(uds=f"{server.state}/ringfence.sock")
+        transport = httpx.HTTPTransport(uds=f"{server.state}/ringfence.sock", verify=False)
         return httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
 
     try:

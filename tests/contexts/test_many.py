@@ -12,7 +12,7 @@ from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
 from tests.features import require
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.anyone, pytest.mark.timeout(400)]
 _COUNT = 200
 
 

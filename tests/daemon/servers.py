@@ -31,7 +31,7 @@ class Server:
         self.env = env or {}
         self.module = "tests.daemon.faulty"
         self.process: subprocess.Popen[str] | None = None
-        transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"))
+        transport = httpx.HTTPTransport(uds=str(state / "ringfence.sock"), verify=False)
         self.http = httpx.Client(transport=transport, base_url="http://localhost", timeout=60)
 
     def start(self, *options: str, faulty: bool = True) -> None:

@@ -14,6 +14,7 @@ from ringfence.linux import libc
 
 pytestmark = [
     pytest.mark.full,
+    pytest.mark.anyone,
     pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
 ]
 _FORKS = 100

@@ -156,6 +156,7 @@ def is_right(catalogue: Catalogue, before: tuple[str, ...], *, may_fail: bool) -
 
 
 @pytest.mark.full
+@pytest.mark.anyone
 @pytest.mark.parametrize("operation", WORK)
 @pytest.mark.parametrize("how", [kill, fill])
 def test_each_step(how: Callable[[], None], operation: str, tmp_path: Path) -> None:
@@ -187,6 +188,7 @@ GENERATIONS = tuple(f"s{number:02}" for number in range(20))
 
 
 @pytest.mark.full
+@pytest.mark.anyone
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("how", [kill, fill])
 def test_twenty_generations_removed_in_any_order(
