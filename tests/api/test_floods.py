@@ -7,10 +7,11 @@ at all: a held loop answers nobody for seconds. How soon, `ringfence bench --flo
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from ringfence.bench.flooding import DOORS
+from ringfence.bench.flooding import DOORS, SANDBOX
 from ringfence.bench.measures.floods import EXEC, INFO, Attack, Clients
 from ringfence.daemon.memory import resident_bytes
 from tests.api.conftest import Daemon, StartDaemon
@@ -79,6 +80,17 @@ def test_others_are_answered_while_objects_come_without_end(door: str, clients: 
 def test_so_is_that_of_objects(flooded: Daemon, before: int) -> None:
     """Python's own allocator would keep a MiB for each object that is left in it."""
     assert memory_later(flooded, enough(before)) <= enough(before)
+
+
+@pytest.mark.parametrize("body", [{}, SANDBOX], ids=["the control", "an attacker's"])
+def test_an_attackers_sandbox_has_room_for_a_million_files(flooded: Daemon, body: Any) -> None:
+    room = {"argv": ["sh", "-c", "test $(stat -f -c %d .) -gt 1000000"], "wait": True}
+    with flooded.client() as client:
+        at = "/v1/sandboxes/" + client.post("/v1/sandboxes", json=body).json()["id"]
+        ended = client.post(f"{at}/execs", json=room).json()
+        client.delete(at)
+
+    assert bool(body) == (0 == ended["status"]["exit_code"])
 
 
 def enough(before: int) -> float:

@@ -52,7 +52,7 @@ def _native(_stack: ExitStack) -> Backend:
 LOCAL: dict[str, Callable[[ExitStack], Backend]] = {"native": _native, **MAKERS}
 SERVED = {"server": "native", "server of gVisor": "gvisor"}
 _FIRST = ("native", "server")
-# The engine of Docker's tests is root's. Elsewhere a context is the same whoever made its sandbox: once is enough.
+# The engine of Docker's tests is root's. Elsewhere a context is the same for every user: once is enough.
 _MARKS = {"docker": [pytest.mark.full, pytest.mark.root]}
 _ONCE = [pytest.mark.full, pytest.mark.anyone]
 EACH = [

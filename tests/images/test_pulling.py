@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import ImageNotFound, ImageRefused, InvalidRequest, RegistryError
-from ringfence.images.registry import pull
+from ringfence.images.reference import Reference
+from ringfence.images.registry import Registry, pull
 from ringfence.images.store import ImageStore
 from tests.images.conftest import small
 from tests.images.making import Entry, Made, digest_of, layer
@@ -147,8 +148,10 @@ def test_a_private_registry(
 
 class _Liar(http.server.BaseHTTPRequestHandler):
     blobs: dict[str, bytes] = {}  # noqa: RUF012
+    asked: list[str] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         data = self.blobs.get(self.path.rpartition("/")[2])
         self.send_response(404 if data is None else 200)
         self.send_header("content-length", str(len(data or b"")))
@@ -169,6 +172,7 @@ def liar() -> Iterator[str]:
         server.shutdown()
         thread.join()
         _Liar.blobs.clear()
+        _Liar.asked.clear()
 
 
 def _serve(made: Made) -> None:
@@ -181,6 +185,34 @@ def test_the_control_that_does_not_lie(liar: str, store: ImageStore) -> None:
     _serve(small())
 
     assert pull(f"{liar}/x:1", store=store).id == store.find(f"{liar}/x:1").id
+
+
+def test_what_has_come_is_fetched_again_from_a_registry_without_ranges(
+    liar: str, store: ImageStore
+) -> None:
+    _serve(made := small())
+    partial = Path(f"{store.blob(digest_of(made.blobs[0]))}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_bytes(made.blobs[0][:10])
+
+    assert pull(f"{liar}/x:1", store=store).id == store.find(f"{liar}/x:1").id
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["with TLS", "the control without"])
+def test_a_registry_with_tls_has_its_password_sent_nowhere_without(
+    liar: str, is_plain: bool
+) -> None:
+    reference = Reference.parse("registry.test/x:1")
+    challenge = f'Bearer realm="http://{liar}/token",service="registry.test"'
+
+    with Registry(reference, ("user", "password"), is_plain) as registry:
+        if is_plain:
+            registry._authorize(challenge)
+        else:
+            with pytest.raises(RegistryError, match="unknown authentication scheme"):
+                registry._authorize(challenge)
+
+    assert is_plain == bool(_Liar.asked)
 
 
 def test_a_layer_that_is_not_its_digest(liar: str, store: ImageStore) -> None:
@@ -198,6 +230,16 @@ def test_a_layer_that_is_longer_than_it_says(liar: str, store: ImageStore) -> No
 
     with pytest.raises(ImageRefused, match="longer"):
         pull(f"{liar}/x:1", store=store)
+
+
+def test_a_layer_that_is_no_archive_leaves_no_root(liar: str, store: ImageStore) -> None:
+    _serve(Made([layer(Entry("x", b"1")), b"no archive" * 100]))
+
+    with pytest.raises(ImageRefused, match="not a tar archive"):
+        pull(f"{liar}/x:1", store=store)
+
+    assert [] == os.listdir(f"{store.directory}/roots")
+    assert [] == store.images()
 
 
 def test_a_manifest_that_is_not_its_digest(liar: str, store: ImageStore) -> None:

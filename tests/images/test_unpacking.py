@@ -65,7 +65,8 @@ def test_links_and_modes(target: Path) -> None:
     usr = layer(
         directory("usr/bin"), symlink("bin", "usr/bin"), Entry("bin/tool", b"x", 0o4755),
         hardlink("usr/bin/same", "bin/tool"), directory("closed", 0o555),
-        Entry("closed/in", b"y", 0o400), directory("bin"),
+        Entry("closed/in", b"y", 0o400), directory("bin"), directory("team", 0o7777),
+        hardlink("also", "bin"),
     )  # fmt: skip
 
     _unpack(target, usr, layer(Entry("closed/more", b"z")))
@@ -75,6 +76,8 @@ def test_links_and_modes(target: Path) -> None:
     assert (info.st_ino, 2) == (os.stat(target / "usr/bin/same").st_ino, info.st_nlink)
     assert 0o755 == stat.S_IMODE(info.st_mode), "no set-id bits"
     assert 0o555 == stat.S_IMODE(os.stat(target / "closed").st_mode)
+    assert 0o1777 == stat.S_IMODE(os.stat(target / "team").st_mode), "no set-id bits here either"
+    assert "usr/bin" == os.readlink(target / "also"), "a hard link to a symlink is a symlink"
     assert (target / "closed/more").exists()
 
 
@@ -163,9 +166,11 @@ def test_a_bomb_behind_the_end_of_the_archive(target: Path) -> None:
 def test_another_diff_id_is_refused(target: Path, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(data := layer(Entry("x", b"1")))
 
-    with pytest.raises(ImageRefused, match="should be"):
-        unpack([Layer(str(tmp_path / "one"), digest_of(b"other"))], str(target))
-    unpack([Layer(str(tmp_path / "one"), digest_of(data))], str(target))
+    right, wrong = (Layer(str(tmp_path / "one"), digest_of(each)) for each in (data, b"other"))
+    for number, layers in ((1, [wrong]), (2, [right, wrong]), (1, [wrong, right])):
+        with pytest.raises(ImageRefused, match=f"layer {number} is .*should be"):
+            unpack(layers, str(target))
+    unpack([right, right], str(target))
 
 
 @pytest.mark.full

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PIECE = 1 << 16
 _MANY = 20_000  # entries of a directory or of a tar stream, records of execs
 _MILLION = 1_000_000
+SANDBOX = {"limits": {"inodes": 4 * _MILLION}}
+"""What an attacker's sandbox is created from: by default it would hold a quarter of a million files."""
 _MOST_AT_ONCE = 500  # entries of a tar stream in one chunk
 _PATIENCE_S = 60.0
 _PREPARE_S = 600.0

@@ -176,7 +176,10 @@ class Entries:
 
 
 def _check(header: bytes) -> None:
-    told = _number(header[148:156])
+    try:
+        told = _number(header[148:156])
+    except DamagedError:
+        told = -1
     # The sum as if its own field were eight spaces.
     if told != sum(header) - sum(header[148:156]) + 256:
         raise DamagedError("not a tar archive, or a damaged header")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ...daemon.memory import resident_bytes
 from ..daemon import Daemon
-from ..flooding import DOORS
+from ..flooding import DOORS, SANDBOX
 from ..plain import Plain
 from ..rows import VALUE, Missing, Row, Target
 
@@ -128,7 +128,7 @@ class Attack:
 
     def __enter__(self) -> Attack:
         with Plain(self._address) as plain:
-            self._sandbox = plain.ask("POST", "/v1/sandboxes", {})["id"]
+            self._sandbox = plain.ask("POST", "/v1/sandboxes", SANDBOX)["id"]
         path = self._address.removeprefix("unix:")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ringfence.bench.flooding", path, self._sandbox, self._door],
