@@ -232,6 +232,20 @@ def test_a_layer_that_is_longer_than_it_says(liar: str, store: ImageStore) -> No
         pull(f"{liar}/x:1", store=store)
 
 
+def test_blobs_stay_as_long_as_their_image_is_in_use(liar: str, store: ImageStore) -> None:
+    _serve(small())
+    image = pull(f"{liar}/x:1", store=store)
+    blobs = set(os.listdir(f"{store.directory}/blobs"))
+    held = store.hold(image)
+    store.remove(f"{liar}/x:1")
+
+    assert (0, [image.id]) == store.collect()
+    assert blobs == set(os.listdir(f"{store.directory}/blobs"))
+    os.close(held)
+    assert (True, []) == ((ended := store.collect())[0] > 0, ended[1])
+    assert [] == os.listdir(f"{store.directory}/blobs")
+
+
 def test_a_layer_that_is_no_archive_leaves_no_root(liar: str, store: ImageStore) -> None:
     _serve(Made([layer(Entry("x", b"1")), b"no archive" * 100]))
 

@@ -43,3 +43,17 @@ def test_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str) 
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
 
     assert ("me", "pass:word") == configured(Reference.parse("registry.example/some/image"))
+
+
+@pytest.mark.parametrize("key", ["docker.io", "https://docker.io", "https://index.docker.io/v1/"])
+def test_docker_hub_is_found_by_each_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "auth.json"
+    auth = base64.b64encode(b"me:password").decode()
+    path.write_text(json.dumps({"auths": {key: {"auth": auth}}}))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
+
+    assert ("me", "password") == configured(Reference.parse("python:3.12"))
+    assert configured(Reference.parse("registry.example/python:3.12")) is None
