@@ -13,6 +13,9 @@ import threading
 import httpx
 import pytest
 
+from ringfence.bench.flooding import Wire
+from tests.api.conftest import Daemon
+
 pytestmark = pytest.mark.anyone
 
 TAR = {"content-type": "application/x-tar"}
@@ -54,6 +57,34 @@ def test_a_chunked_upload_and_append(client: httpx.Client, base: str) -> None:
     added = client.put(f"{base}/content", params={"path": "a", "append": True}, content=b"more")
 
     assert 3_000_004 == added.json()["size_bytes"]
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("444", 403), ("644", 200)])
+def test_a_file_that_may_not_be_written_is_not_replaced(
+    client: httpx.Client, base: str, mode: str, answer: int
+) -> None:
+    """Its directory may be written, so that a rename over it would pass."""
+    _run(client, base, f"echo old > closed; chmod {mode} closed")
+    put = client.put(f"{base}/content", params={"path": "closed"}, content=b"new\n")
+
+    assert answer == put.status_code
+    assert ("new\n" if 200 == answer else "old\n") == _run(client, base, "cat closed; rm -f closed")
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(
+    daemon: Daemon, client: httpx.Client, base: str
+) -> None:
+    _run(client, base, "echo old > whole")
+    wire = Wire(daemon.socket)
+    wire.ask("PUT", f"{base}/content?path=whole", "Transfer-Encoding: chunked")
+    wire.sock.sendall(b"10000\r\n" + bytes(65_536) + b"\r\n")
+    while ".ringfence-" not in _run(client, base, "ls -a"):
+        pass
+    wire.sock.close()
+
+    while ".ringfence-" in (left := _run(client, base, "ls -a; cat whole")):
+        pass
+    assert left.endswith("old\n")
 
 
 def test_names(client: httpx.Client, base: str) -> None:

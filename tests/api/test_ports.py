@@ -31,6 +31,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
             self.close_connection = True
             return
+        if self.path.startswith("/cut"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+            self.close_connection = True
+            return
         if self.path.startswith("/interim"):
             count = int(self.path.rpartition("/")[2])
             self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * count)
@@ -168,8 +172,9 @@ def test_a_server_that_is_not_there_or_speaks_no_http(client: httpx.Client, base
         assert (502, "connect_failed") == (answer.status_code, answer.json()["code"])
     not_yet = client.post(nobody)
     assert (409, "connect_failed") == (not_yet.status_code, not_yet.json()["code"])
-    with pytest.raises(httpx.RemoteProtocolError):
-        client.get(f"{base}/http/broken")
+    for path in ("broken", "cut"):
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.get(f"{base}/http/{path}")
     assert 422 == client.post(base.replace("/8000", "/70000")).status_code
     assert 404 == client.post("/v1/sandboxes/sbx-none/ports/8000").status_code
     assert f"{base}/http/" == client.post(base).json()["http"]

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ class TestDocker(
 
     def make_backend(self) -> DockerBackend:
         return DockerBackend(_socket[0])
+
+
+def test_the_agent_sees_how_much_of_its_memory_limit_is_used() -> None:
+    """It waits for what the kernel has yet to give back of a killed program (`guest/uncharged.py`)."""
+    backend = DockerBackend(_socket[0])
+    with closing(backend), Sandbox.create(backend=backend, limits={"memory_bytes": 96 << 20}) as made:
+        fds = os.listdir(at := f"/proc/{made._inner.pid}/fd")
+        held = [os.path.basename(os.readlink(f"{at}/{fd}")) for fd in fds]
+
+    assert {"memory.usage_in_bytes", "memory.current"} & {*held}
 
 
 class TestWhatHelpersOfTheHostDo(ConformanceBase):

@@ -82,6 +82,16 @@ def test_a_bad_change_is_refused_and_changes_nothing(
     assert before == service.config
 
 
+def test_a_change_that_is_refused_is_not_written(make_service: MakeService, tmp_path: Path) -> None:
+    service = make_service(str(tmp_path))
+    service.change({"max_processes": 40})
+    with pytest.raises(InvalidRequest):
+        service.change({"strong_runtime": {"backend": "nosuch"}})
+
+    written = json.loads((tmp_path / "execution.json").read_text())
+    assert (40, {}) == (written["max_processes"], written["strong_runtime"])
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("timeout_secs", 301.0), ("memory_mb", 5000), ("cpus", 5.0)]
 )
@@ -133,7 +143,7 @@ def test_the_network_is_switched_for_what_runs_already(
     listener.accept()[0].close()
     hold = (
         f"{CONNECT.replace('socket.create_connection', 's = socket.create_connection')};"
-        "s.sendall(b'here'); print('got', s.recv(9))"
+        "s.settimeout(None); s.sendall(b'here'); print('got', s.recv(9))"
     )
     held = service.submit(ExecutionRequest("python3", ("-c", hold, str(port))), client_id="a")
     peer = listener.accept()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,14 @@ from ringfence.errors import (
     InvalidRequest,
     ResourceExhausted,
     SandboxNotSupported,
+    StorageFull,
 )
+from ringfence.execution.running import METADATA
 from ringfence.execution.service import ExecutionService
+from ringfence.model.acquire import AcquireOptions
 from ringfence.model.execution.config import ExecutionConfig
 from ringfence.model.execution.execution import EXECUTION_NEXT, ExecutionRequest, ExecutionResult
+from ringfence.model.spec import SandboxSpec
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from tests.execution.conftest import MakeService, Run
@@ -142,6 +147,35 @@ def test_only_so_many_may_wait(make_service: MakeService) -> None:
     assert refused.value.retryable
 
 
+def test_the_next_begins_when_one_ends(make_service: MakeService) -> None:
+    service = make_service(max_concurrent=1, max_pending=2)
+    futures = [service.submit(ExecutionRequest("true"), client_id="a") for _ in range(3)]
+
+    assert ["completed"] * 3 == [each.result(60).status for each in futures]
+
+
+def test_an_end_that_a_full_disk_refuses_is_written_later(
+    service: ExecutionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = service.manager.store.executions
+    change = table.change
+
+    def refuse_ends(execution_id: str, **columns: Any) -> None:
+        if columns.get("ended_at"):
+            raise StorageFull("database or disk is full")
+        change(execution_id, **columns)
+
+    with monkeypatch.context() as full:
+        full.setattr(table, "change", refuse_ends)
+        ended = service.execute(ExecutionRequest("sh", ("-c", "exit 7"), id="one"), client_id="a")
+        assert ended == service.status("one", "a")
+    service.execute(ExecutionRequest("true"), client_id="a")
+
+    record = table.get("one")
+    assert record is not None
+    assert (7, "failed") == (json.loads(record.result)["exit_code"], record.status)
+
+
 def test_one_id_is_one_execution(service: ExecutionService) -> None:
     request = ExecutionRequest("sh", ("-c", "date +%N"), id="same")
     first = service.execute(request, client_id="a")
@@ -163,6 +197,36 @@ def test_another_clients_execution_is_not_found(service: ExecutionService) -> No
             ask("nobodys")
     with pytest.raises(InvalidRequest):
         service.execute(ExecutionRequest("true", id="hers"), client_id="him")
+
+
+def test_another_clients_execution_is_not_found_while_it_runs(service: ExecutionService) -> None:
+    service.submit(ExecutionRequest(*SLEEP, id="hers"), client_id="her", wait=False)
+
+    for ask in (service.status, service.kill):
+        with pytest.raises(ExecutionNotFound):
+            ask("hers", "him")
+    assert "killed" == service.kill("hers", "her").result().status
+
+
+def test_a_client_is_told_how_many_of_its_own_run(service: ExecutionService) -> None:
+    service.submit(ExecutionRequest(*SLEEP, id="hers"), client_id="her", wait=False)
+    wait_until_it_runs(service, "hers")
+
+    assert (1, 0, 1) == tuple(service.info(who).running for who in ("her", "him", None))
+
+
+def test_sandboxes_of_executions_that_are_over_end_when_a_service_starts(
+    make_service: MakeService,
+) -> None:
+    """A service killed between an end and the release of its sandbox leaves one."""
+    manager = make_service().manager
+    kept, left = (
+        manager.acquire(SandboxSpec(), AcquireOptions(metadata=metadata), client_id="a").id
+        for metadata in ({}, {METADATA: "execution-gone"})
+    )
+    with closing(ExecutionService(manager)):
+        assert [kept] == [each.session_id for each in manager.list()]
+    assert kept != left
 
 
 def test_a_tier_that_cannot_be_had_is_refused_in_words(service: ExecutionService) -> None:

@@ -9,7 +9,7 @@ import resource
 
 from ..launcher import wire
 from ..linux import mounts, namespaces, privileges, seccomp
-from . import users
+from . import uncharged, users
 from .agent import Agent
 from .groups import Groups
 from .tags import Tags
@@ -45,6 +45,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
             step = "agent"
         elif not settings["own_kernel"]:
             users.keep_score(walled=False)
+            uncharged.keep()
         groups: Groups | Tags
         listener = None
         if settings["own_kernel"]:

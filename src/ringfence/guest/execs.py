@@ -9,7 +9,7 @@ import time
 
 from ..launcher import wire
 from ..launcher.pid1 import forked
-from . import flows, relays, starting, users
+from . import flows, relays, starting, uncharged, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Execs:
                 break
             if pid == 0:
                 break
+            if signal.SIGKILL == status & 0x7F:
+                uncharged.wait()
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 run.report = wire.ExecReport(
