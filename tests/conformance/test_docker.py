@@ -63,8 +63,9 @@ class TestDocker(
 def test_the_agent_sees_how_much_of_its_memory_limit_is_used() -> None:
     """It waits for what the kernel has yet to give back of a killed program (`guest/uncharged.py`)."""
     backend = DockerBackend(_socket[0])
-    with closing(backend), Sandbox.create(backend=backend, limits={"memory_bytes": 96 << 20}) as made:
-        fds = os.listdir(at := f"/proc/{made._inner.pid}/fd")
+    limits = {"memory_bytes": 96 << 20}
+    with closing(backend), Sandbox.create(backend=backend, limits=limits) as made:
+        fds = os.listdir(at := f"/proc/{made._inner.pid}/fd")  # type: ignore[attr-defined]
         held = [os.path.basename(os.readlink(f"{at}/{fd}")) for fd in fds]
 
     assert {"memory.usage_in_bytes", "memory.current"} & {*held}

@@ -1,8 +1,8 @@
 """Memory that the kernel still charges to processes that have ended, where the agent has the same limit.
 
-The pages of a killed process stay charged for 5 to 30 ms after it was reaped (Linux 6.18, longer on a busy host).
-The agent that asks for memory meanwhile is alone at the limit, and is killed for it. Under Docker 3 sandboxes of some
-3,000 were lost so, beside a load of 15. See decisions 148 and 343.
+The pages of a killed process stay charged for 5 to 30 ms after it was reaped (Linux 6.18), longer on a busy
+host. The agent that asks for memory meanwhile is alone at the limit, and is killed for it. Under Docker 4
+sandboxes of 3,300 were lost so, beside a load of 16. See decisions 148 and 343.
 """
 
 from __future__ import annotations

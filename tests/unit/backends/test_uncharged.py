@@ -45,7 +45,12 @@ def test_a_guest_that_stays_at_its_limit_holds_the_agent_once_a_second_at_most(
 ) -> None:
     uncharged, sleep = waiter(group), time.sleep
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+
+    def counted(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", counted)
 
     assert not uncharged.wait()
     assert slept
