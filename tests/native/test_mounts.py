@@ -133,6 +133,28 @@ def test_a_socket_of_the_host_is_not_reached_through_what_is_attached(
         assert not reaches(sandbox, private_dir / "s", "/socket", "/socket")
 
 
+BIND = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
+
+
+def test_no_socket_is_made_in_a_directory_that_is_attached(
+    make: MakeSandbox, outer: Path, other: Path
+) -> None:
+    """Programs of the host could take it for one of theirs; nor in one that is mounted from the start."""
+    sandbox = make(mounts=[Mount("/data", str(other), READ_WRITE)])
+    if not sandbox._inner.lockdown["connects"]:  # type: ignore[attr-defined]
+        pytest.skip("needs what PID 1 connects by")
+    sandbox.mount(Mount("/late", str(outer), READ_WRITE))
+    assert sandbox.shell("echo x > /late/written").ok
+
+    made = {
+        path: sandbox.exec(["python3", "-c", BIND, f"{path}/s"]).ok
+        for path in ("/tmp", "/home/sandbox", "/data", "/late", os.path.realpath("/late"))
+    }
+
+    assert {"/tmp": True, "/home/sandbox": True, "/data": False, "/late": False} == made
+    assert not (outer / "s").exists()
+
+
 def test_a_mounted_file_takes_no_sockets_away(make: MakeSandbox, other: Path) -> None:
     """There can be none of the host's in it; a mounted directory is another matter."""
     bind = "import socket; socket.socket(socket.AF_UNIX).bind('/tmp/s')"
@@ -222,3 +244,18 @@ def test_another_users_link_is_not_followed(make: MakeSandbox, outer: Path, tmp_
     assert "user 23456" in str(refusal.value)
     os.lchown(outer / "link", 0, 0)
     assert make(mounts=[f"{outer}/link:/data"]).shell("true").ok, "the control"
+
+
+def test_what_is_attached_behind_a_link_leaves_nothing_in_its_source(
+    make: MakeSandbox, outer: Path, other: Path
+) -> None:
+    """What is protected in it was prepared by then."""
+    sandbox = make(mounts=[Mount("/data", str(outer), READ_WRITE)])
+
+    with pytest.raises(InvalidRequest, match="symbolic link"):
+        sandbox.mount(Mount("/data/link/new", str(other), READ_WRITE))
+
+    assert ["kept"] == os.listdir(other)
+    sandbox.mount(Mount("/data/inner/new", str(other), READ_WRITE))
+    assert "kept" == sandbox.shell("cat /data/inner/new/kept").stdout_text
+    assert {"kept"} < set(os.listdir(other))

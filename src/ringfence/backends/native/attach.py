@@ -13,7 +13,7 @@ from ..local import journal
 from ..local.answers import Refused
 from ..local.host.facts import host
 from ..local.mounts.denied import check_mount
-from ..local.mounts.protect import Protected, prepare_mount_point, protect_mount
+from ..local.mounts.protect import prepare_mount_point, protect_mount
 from ..local.mounts.sources import refuse_sockets
 from ..local.refusals import error_of_target, hint_of_source
 from . import planner
@@ -50,18 +50,15 @@ def attach(sandbox: LiveSandbox, mount: Mount) -> ResolvedMount:
             not _is_writable(sandbox, target) or _may_make_sockets(sandbox, target)
         ):
             target, link = f"{planner.ATTACHED}/{len(sandbox.mounts)}", target
-        protected = (
-            protect_mount(_at(mount, target), sandbox.spec, tree)
-            if mount.is_writable
-            else Protected()
-        )
         # In another one that is writable: what is missing there is made, and removed again.
         point = prepare_mount_point(target, tree["source"], sandbox.mounts)
-        parts = [*(point[:1] if point else ()), protected]
-        first = parts[0].steps if point else []
-        steps: list[tuple[Any, ...]] = [*first, ("bind", target, 0), *protected.steps]
-        made = [each for part in parts for each in part.placeholders]
+        parts = [point[0]] if point else []
+        steps: list[tuple[Any, ...]] = [*(parts[0].steps if point else ()), ("bind", target, 0)]
         try:
+            if mount.is_writable:
+                parts.append(protect_mount(_at(mount, target), sandbox.spec, tree))
+                steps += parts[-1].steps
+            made = [each for part in parts for each in part.placeholders]
             _send(sandbox, tree, target, link, steps, [pinned], made)
         except BaseException:
             for part in parts:
