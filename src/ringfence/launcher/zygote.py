@@ -329,7 +329,11 @@ class Zygote(Parent):
             opened: int = mounted(build.open_tree, f"open {tree['source']}", tree, idmap_fd)
             return opened
         fd = mounts.open_tree("", dir_fd=pinned[tree["fd"]], recursive=idmap_fd < 0)
-        mounted(build.restrict_tree, f"restrict {tree['source']}", fd, tree, idmap_fd)
+        try:
+            mounted(build.restrict_tree, f"restrict {tree['source']}", fd, tree, idmap_fd)
+        except newroot.BuildError:
+            os.close(fd)  # as where the file system takes no id map; it would hold that one
+            raise
         return fd
 
     def enter(self, request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
