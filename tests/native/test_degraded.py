@@ -277,6 +277,34 @@ def test_what_still_holds_without_cgroups() -> None:
     assert (True, True) == (stopped, goes_on)
 
 
+_ENDS_SUSPENDED = """
+from tests.native.outside import descendants_of, init_pid, until
+
+def state(pid):
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+
+with Sandbox.create() as sandbox:
+    counts = "while :; do n=$((n+1)); echo $n > /tmp/n; done"
+    assert sandbox.exec(["sh", "-c", f"setsid sh -c '{counts}' >/dev/null 2>&1 &"]).ok
+    (left,) = descendants_of(init_pid(sandbox))
+    late = sandbox.start(["sleep", "1000"], timeout_s=0.5)
+    sandbox.suspend()
+    said = [until(lambda: state(left) == "T")]
+    until(lambda: descendants_of(init_pid(sandbox)) == [left])
+    said += [state(left) == "T", late.wait().timed_out]
+    sandbox.resume()
+    said.append(until(lambda: state(left) == "R"))
+    os.kill(left, signal.SIGSTOP)
+    until(lambda: state(left) == "T")
+    say([*said, state(left) == "T"])
+"""
+
+
+def test_a_program_that_ends_while_all_are_suspended_lets_no_other_go_on() -> None:
+    with Caller(_ENDS_SUSPENDED, env={"RINGFENCE_CGROUP": "/no/such/cgroup"}) as caller:
+        assert [True] * 5 == caller.hear(60)
+
+
 def test_a_live_sandbox_tells_what_it_lacks(sandbox: Sandbox) -> None:
     """What `stats` calls degraded is degraded or missing among the protections, and otherwise not."""
     weak = {each.name for each in sandbox.protections() if each.status != "enforced"}

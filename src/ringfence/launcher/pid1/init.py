@@ -31,7 +31,7 @@ from . import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from ..cgroups import Apart
@@ -107,6 +107,7 @@ class Init:
         self.execs: dict[int, Exec] = {}  # by number
         self.by_pid: dict[int, Exec] = {}
         self.stopped_before: set[int] = set()
+        self.is_suspended = False
         self.watchdog = watchdog.Watchdog(plan, self.execs, self._kill)
         self.file_locks = file_locks.FileLocks()
         self.hibernate = hibernate  # where there is nothing else to do: `hibernation.hibernate`
@@ -547,8 +548,8 @@ class Init:
             mine.update(fresh)
         for pid in mine:
             processes.send(pid, signal.SIGKILL)
-        if alone:
-            self._do_continue(mine)
+        if alone and not self.is_suspended:
+            self._continue(mine)
         return mine
 
     # -- requests ---------------------------------------------------------------------------
@@ -600,9 +601,14 @@ class Init:
     def _do_stop(self) -> None:
         """Suspend without a freezer: remember who was stopped already, stop the rest."""
         self.stopped_before = {pid for pid in processes.pids() if processes.state(pid) == "T"}
+        self.is_suspended = True
         processes.send(-1, signal.SIGSTOP)
 
-    def _do_continue(self, but: set[int] | frozenset[int] = frozenset()) -> None:
+    def _do_continue(self) -> None:
+        self._continue(frozenset())
+        self.stopped_before, self.is_suspended = set(), False
+
+    def _continue(self, but: Collection[int]) -> None:
         for pid in processes.pids():
             if pid not in self.stopped_before and pid not in but:
                 processes.send(pid, signal.SIGCONT)
