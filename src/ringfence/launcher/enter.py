@@ -105,6 +105,7 @@ def join(user_fd: int, mount_fd: int, uid: int, gid: int) -> None:
     """Go into these namespaces, and be that user there."""
     namespaces.setns(user_fd, namespaces.CLONE_NEWUSER)
     namespaces.setns(mount_fd, namespaces.CLONE_NEWNS)
+    privileges.drop_groups()
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
@@ -146,6 +147,7 @@ def _tree(request: dict[str, Any], reply: wire.Socket, fds: list[int]) -> None:
         os.waitpid(child, 0)
         return
     try:
+        privileges.drop_groups()
         if request["as_root"]:
             os.setresgid(*[plan["setup_gid"]] * 3)
             os.setresuid(*[plan["setup_uid"]] * 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _struct as struct
 import errno
+import posix as os
 
 from . import cdata
 from .libc import declare, raise_errno
@@ -84,6 +85,14 @@ def empty_capability_sets(keep: int = 0) -> None:
     sets = struct.pack("6I", low, low, 0, high, high, 0)
     if _capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), sets) < 0:
         raise_errno("capset")
+
+
+def drop_groups() -> None:
+    """Give up supplementary groups, where the user namespace allows it: that of an ordinary user does not."""
+    try:
+        os.setgroups([])
+    except PermissionError:
+        pass
 
 
 def set_no_new_privs() -> None:

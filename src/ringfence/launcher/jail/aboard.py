@@ -60,8 +60,7 @@ def _pack(request: dict[str, Any], fds: list[int]) -> Answer:
 
     pidfd, out, *names = fds
     namespaces.setns(pidfd, _FILES)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    _be_root()
     _stream(request, out, names)
     return b"", []
 
@@ -85,8 +84,7 @@ def _stream(request: dict[str, Any], out: int, names: list[int]) -> None:
 def _network(request: dict[str, Any], fds: list[int]) -> Answer:
     """Change the jail's network by a plan; fds are a pidfd. Answers with the sockets it asks for."""
     namespaces.setns(fds[0], namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNET)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    _be_root()
     return b"", network.set_up(request["network"])
 
 
@@ -102,8 +100,7 @@ def _relay(request: dict[str, Any], fds: list[int]) -> Answer:
         return b"%d" % child, [os.pidfd_open(child)]
     try:
         cgroups.join(tasks)
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
+        _be_root()
         _be_relay(line, control, request["filter"], request["token"])
     finally:
         os._exit(1)
@@ -133,8 +130,7 @@ def _run(request: dict[str, Any], fds: list[int]) -> Answer:
     With a "file", its path and content, that is there as long as the command takes.
     """
     namespaces.setns(fds[0], _ALL)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    _be_root()
     if "file" not in request:
         return _said_by(request, []), []
     path, content = request["file"]
@@ -157,8 +153,7 @@ def _checkpoint(request: dict[str, Any], fds: list[int]) -> Answer:
 
     pidfd, directory, out, *names = fds
     namespaces.setns(pidfd, _ALL)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    _be_root()
     # With the jail's PID 1 its PID namespace ends, and the command would be killed before it is done.
     signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
     try:
@@ -192,10 +187,16 @@ def _unmount(request: dict[str, Any], fds: list[int]) -> Answer:
     return b"", []
 
 
-def _go_to_files(pidfd: int) -> None:
-    namespaces.setns(pidfd, _FILES)
+def _be_root() -> None:
+    """Be root of the jail's user namespace, without the caller's groups."""
+    privileges.drop_groups()
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+
+
+def _go_to_files(pidfd: int) -> None:
+    namespaces.setns(pidfd, _FILES)
+    _be_root()
     os.chdir("/")
     os.umask(0o022)
 
