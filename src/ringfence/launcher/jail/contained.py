@@ -125,6 +125,7 @@ class _ChangePacker(trees.Packer):
 
     def add(self, path: str, name: str) -> None:
         if not self._is_mounted(path) and self._is_users(path):
+            layers.check_name(path)
             super().add(path, name)
 
     def _is_mounted(self, path: str) -> bool:
