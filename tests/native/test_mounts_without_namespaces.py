@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Mount, Sandbox
+from ringfence import Mount, Sandbox, SandboxSpec
+from ringfence.backends.landlock import rules
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.local.host.facts import host
 from ringfence.errors import FileError, InvalidRequest, Unsupported
@@ -303,3 +304,50 @@ def test_anywhere_says_where_a_mount_is(
 
     assert (0, "from outside") == (ran.returncode, ran.stdout.strip()), ran
     assert f"--mount: {target} is {shown} here: programs find it by an argument" in ran.stderr
+
+
+@pytest.mark.parametrize("swapped", ["shown", "shown/below"])
+def test_a_link_that_has_come_to_be_in_a_source_is_refused(shown: Path, swapped: str) -> None:
+    """The paths were resolved before: a rule would hold for what another process leads it to."""
+    inner, place = shown / "below", shown.parent / swapped
+    mounts = [Mount("/usr/share", "/usr/share"), Mount(str(inner), str(inner))]
+    control = rules.open_mounts(mounts)
+    for fd, _ in control:
+        os.close(fd)
+    before = os.listdir("/proc/self/fd")
+    os.rename(place, shown.parent / "moved")
+    place.symlink_to(shown.parent / "moved")
+
+    with pytest.raises(InvalidRequest, match="has a symlink in it now"):
+        rules.open_mounts(mounts)
+
+    assert [rules.READ] * 2 == [access for _, access in control]
+    assert len(before) == len(os.listdir("/proc/self/fd"))
+
+
+def test_names_that_begin_like_those_of_the_kernels_are_others(shown: Path) -> None:
+    spec = SandboxSpec(mounts=(Mount("/device", str(shown)), Mount("/system/proc", str(shown))))
+    rules.check_mounts(spec, "landlock", is_owner=True)
+
+    for target in ("/dev/shm", "/sys/fs", "/proc/self"):
+        with pytest.raises(InvalidRequest, match="cannot be"):
+            rules.check_mounts(
+                SandboxSpec(mounts=(Mount(target, str(shown)),)), "landlock", is_owner=True
+            )
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_mount_that_another_one_shows_there_is_no_second_link(
+    shown: Path, is_turned: bool
+) -> None:
+    """In whatever order they are given; nothing is made in the directory of the host."""
+    mounts = [
+        Mount("/home/sandbox/own", str(shown)),
+        Mount("/home/sandbox/own/below", str(shown / "below")),
+    ]
+    before = sorted(shown.rglob("*"))
+    with Sandbox.create(backend="landlock", mounts=mounts[:: -1 if is_turned else 1]) as sandbox:
+        ran = sandbox.exec([PYTHON, "own/below/step.py"])
+
+    assert "from outside\n" == ran.stdout_text, ran.stderr_text
+    assert before == sorted(shown.rglob("*"))

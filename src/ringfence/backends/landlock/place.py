@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ...errors import InvalidRequest
 from ...model.mount import MEMORY_DIR, OUTPUTS_DIR
 from ...policy.trust import DIRECTORY
 from ..command.place import make_locked
@@ -70,7 +71,7 @@ class Place:
                 os.mkdir(path)
                 self._give(path, host_id)
             shown = {target: path for target, path in mounts.items() if path}
-            for target, path in shown.items():
+            for target, path in sorted(shown.items()):  # the outer before what is in it
                 self._link(target, path, host_id)
             # What is mapped is not mapped again, should it lie below /tmp.
             self._names = {**{path: path for path in shown.values()}, **self._names, **shown}
@@ -94,10 +95,24 @@ class Place:
         self.readable.append(path)
 
     def _link(self, target: str, path: str, host_id: int) -> None:
-        """Lead to a mount from where it is to be seen in a directory of the sandbox's own."""
+        """Lead to a mount from where it is to be seen in a directory of the sandbox's own.
+
+        Raises:
+            InvalidRequest: No link can be made there.
+        """
         at = self.mapped(target)
         if target == path or not at.startswith(f"{self.path}/"):
             return
+        if os.path.realpath(at) == path:
+            return  # an outer one leads there
+        try:
+            self._make_link(path, at, host_id)
+        except OSError as exc:
+            what = f"{target}: {exc.strerror}: no link to the mount can be made there"
+            hint = "choose a target that is shorter, or not in another mount"
+            raise InvalidRequest(what, field="mounts.target", hint=hint) from exc
+
+    def _make_link(self, path: str, at: str, host_id: int) -> None:
         above = os.path.dirname(at)
         missing = []
         while not os.path.isdir(above):

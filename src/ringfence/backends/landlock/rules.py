@@ -239,7 +239,9 @@ def _check_readable(path: str, name: str) -> None:
 
 
 def _check_target(mount: Mount) -> None:
-    if mount.target == "/" or mount.target.startswith(("/proc", "/sys", "/dev")):
+    if mount.target == "/" or any(
+        is_below(mount.target, each) for each in ("/proc", "/sys", "/dev")
+    ):
         raise InvalidRequest(
             f"{mount.target} cannot be mounted by this backend", field="mounts.target"
         )
@@ -276,9 +278,9 @@ def open_mounts(mounts: Sequence[Mount]) -> list[tuple[int, int]]:
     try:
         for mount in mounts:
             fd = os.open(mount.target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
-            opened.append((fd, _RIGHTS[is_directory, mount.is_writable]))
-            if os.readlink(f"/proc/self/fd/{fd}") != mount.target:
+            mode = os.fstat(fd).st_mode
+            opened.append((fd, _RIGHTS[stat.S_ISDIR(mode), mount.is_writable]))
+            if stat.S_ISLNK(mode) or os.readlink(f"/proc/self/fd/{fd}") != mount.target:
                 what = f"{mount.source} has a symlink in it now"
                 hint = "mount the directory by its real path"
                 raise InvalidRequest(what, field="mounts.source", hint=hint)
