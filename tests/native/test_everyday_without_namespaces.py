@@ -356,3 +356,51 @@ def test_without_the_agent_nothing_changes(sandbox: Sandbox) -> None:
     assert waited in CHMOD
     assert not Path(f"/proc/{caller}").exists()
     assert before == during
+
+
+_BINDS = """
+import os, socket
+os.umask(0o077)
+socket.socket(socket.AF_UNIX).bind("socket")
+shared = os.open("/dev/shm/own", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+print(*(oct(os.stat(each).st_mode & 0o777) for each in ("socket", shared)))
+"""
+
+
+def test_the_umask_of_a_program_is_its_own(sandbox: Sandbox) -> None:
+    """The agent takes it to make sockets and shared memory for that program, and makes files for others."""
+    before = sandbox.shell("umask").stdout_text
+    bound = sandbox.exec([PYTHON, "-c", _BINDS])
+    sandbox.files.write("file", b"")
+
+    assert "0o700 0o600\n" == bound.stdout_text, bound.stderr_text
+    assert before == sandbox.shell("umask").stdout_text
+    assert "644\n" == sandbox.exec(["stat", "-c", "%a", "file"]).stdout_text
+
+
+_BESIDE = """
+import os, sys
+open('own', 'w').close()
+def number(call, *arguments):
+    try: call(*arguments)
+    except OSError as exc: return exc.errno
+    return 0
+print([(number(os.utime, path, (1, 1)), number(os.chown, path, -1, -1))
+    for path in ('own', os.environ['BESIDE'], os.environ['BESIDE'] + '/file')])
+"""
+
+
+def test_a_directory_whose_name_begins_like_its_own_is_another(sandbox: Sandbox) -> None:
+    inner = sandbox._inner
+    assert isinstance(inner, LandlockSandbox)
+    beside = Path(f"{inner.place.mapped('/home/sandbox')}-of-another")
+    beside.mkdir()
+    (beside / "file").touch()
+    for each in (beside, beside / "file"):
+        os.chown(each, inner.uid, inner.uid)
+        os.utime(each, (1000, 1000))
+    before = state(beside), state(beside / "file")
+    tried = sandbox.exec([PYTHON, "-c", _BESIDE], env={"BESIDE": str(beside)})
+
+    assert "[(0, 0), (1, 1), (1, 1)]\n" == tried.stdout_text, tried.stderr_text
+    assert before == (state(beside), state(beside / "file"))

@@ -172,6 +172,7 @@ A = {
  "affinity": lambda: priority("cpu"),
  "limits": lambda: resource.prlimit(PID, resource.RLIMIT_NOFILE),
  "own a signal": lambda: fcntl.fcntl(socket.socketpair()[0], 8, PID),
+ "own a signal, by kind": lambda: fcntl.fcntl(socket.socketpair()[0], 15, struct.pack("ii", 1, PID)),
  "kcmp": lambda: call("kcmp", os.getpid(), PID, 0, 0, 0),
  "shared memory": segment,
  "message queue": lambda: call("mq_open", NAME.encode(), os.O_RDONLY, 0, 0),

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import Mount, Sandbox
+from ringfence.backends.command import place
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
-from ringfence.errors import FileError, Unsupported
+from ringfence.errors import FileError, InvalidRequest, RingfenceError, Unsupported
 from ringfence.guest.without_namespaces.landlocked import members, signal_members
 from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
@@ -261,6 +262,46 @@ def test_a_snapshot_copies_its_own_directories_at_one_moment(tmp_path: Path) -> 
     ] == told.text.splitlines()
 
 
+def test_programs_go_on_after_a_snapshot_that_failed(tmp_path: Path) -> None:
+    """Nothing can be kept: a file is where the directory for it is to be."""
+    (tmp_path / "saved").touch()
+    backend = LandlockBackend(state_dir=str(tmp_path / "saved"))
+    with closing(backend), Sandbox.create(backend=backend) as made:
+        counts = made.start(["sh", "-c", COUNTS])
+        while not made.files.exists("counted"):
+            pass
+        with pytest.raises((RingfenceError, OSError)):
+            made.snapshot()
+        counted = len(made.files.read("counted"))
+        while len(made.files.read("counted")) == counted:
+            pass
+        counts.kill()
+        assert 9 == counts.wait().signal
+
+
+@pytest.mark.root
+def test_one_that_cannot_be_made_gives_everything_back(tmp_path: Path) -> None:
+    """Its own directory, cgroups and ids, of which there are so many: where it is, a path gets too long."""
+    too_long = Mount("/tmp" + f"/{'x' * 200}" * 20 + "/" + "y" * 65, "/usr/share")
+    with closing(LandlockBackend()) as backend, Sandbox.create(backend=backend) as control:
+        before = held_by(backend)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="File name too long"):
+                Sandbox.create(backend=backend, mounts=[too_long])
+        after = held_by(backend)
+        assert control.exec(["true"]).ok
+
+    assert before == after
+    assert before[0]
+
+
+def held_by(backend: LandlockBackend) -> tuple[list[int], list[str], list[str]]:
+    """Ids that are free, directories of sandboxes, and their cgroups."""
+    bases = set(backend.layout().bases.values())
+    cgroups = [name for base in bases for name in os.listdir(base) if name.startswith("ringfence.")]
+    return sorted(backend._ids()._free), os.listdir(place.base()), sorted(cgroups)
+
+
 def test_a_fork_has_the_files(sandbox: Sandbox) -> None:
     sandbox.files.write("own", b"parent")
     (fork,) = sandbox.fork(1)
@@ -389,6 +430,28 @@ def test_shared_memory_of_system_v_is_the_sandboxes_own(sandbox: Sandbox) -> Non
     assert [*own, True, einval, einval, einval, einval] == json.loads(ran.text), ran
     assert theirs == there
     assert not [line for line in _segments() if line[0] == 7]
+
+
+TOGETHER = """
+import ctypes
+libc, ids = ctypes.CDLL(None, use_errno=True), []
+def made(size):
+    id = libc.shmget(0, size, 0o600)
+    if id < 0: return -ctypes.get_errno()
+    ids.append(id)
+    return 0
+def removed(id): return libc.shmctl(id, 0, None)
+print(made(40 << 20), made(24 << 20), made(1), removed(ids.pop(0)), made(41 << 20), made(40 << 20))
+for id in ids: removed(id)
+print(sum(made(1) == 0 for _ in range(100)), made(1), removed(ids.pop()), made(1), made(1))
+"""
+
+
+def test_shared_memory_of_system_v_is_bounded_as_a_whole(sandbox: Sandbox) -> None:
+    """64 MiB in 64 segments, as it counts as no program's memory. What is removed makes room."""
+    told = inside(sandbox, TOGETHER).stdout_text.splitlines()
+
+    assert ["0 0 -28 0 -28 0", "64 -28 0 0 -28"] == told
 
 
 def _segments() -> list[list[int]]:
