@@ -302,3 +302,42 @@ def _read_until(sock: socket.socket, end: bytes) -> bytes:
         assert piece, data
         data += piece
     return data
+
+
+def test_a_guest_opens_so_many_connections_and_no_more(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a descriptor of the host's; one that has ended makes room."""
+    monkeypatch.setattr(connection_relay, "_MOST_CONNECTIONS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        there = place(server.getsockname()[1])
+        host.line.sendall(b"".join(frame(OPEN, number, there) for number in (1, 2, 3)))
+
+        assert frame(RESET, 3, b"") == _read_until(host.line, frame(RESET, 3, b""))
+        host.line.sendall(frame(RESET, 1, b"") + frame(OPEN, 4, there))
+        for _ in range(3):
+            server.accept()[0].close()
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_a_guest_asks_so_many_questions_at_once_and_no_more(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_relay, "_MOST_QUERIES", 2)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
+        resolver.bind(("127.0.0.1", 0))
+        resolver.settimeout(PATIENCE_S)
+        monkeypatch.setattr(connection_relay, "_RESOLVER", resolver.getsockname())
+        host.line.sendall(b"".join(frame(QUERY, CONTROL, b"\0%cask" % n) for n in (1, 2, 3)))
+        for _ in range(3):
+            data, asker = resolver.recvfrom(100)
+            assert b"ask" == data
+            resolver.sendto(b"told", asker)
+
+        told = _read_until(host.line, frame(QUERY, CONTROL, b"\0\3told"))
+
+    assert frame(QUERY, CONTROL, b"\0\2told") in told
+    assert frame(QUERY, CONTROL, b"\0\1told") not in told

@@ -177,6 +177,34 @@ def test_locks_are_taken_on_the_files_of_each_copy(sandbox: Sandbox) -> None:
         assert 0 == third.exec(["flock", "-n", "/tmp/whole", "true"]).exit_code
 
 
+_FLAGS = """
+import fcntl, os, socket
+pipe, pair = os.pipe(), [each.detach() for each in socket.socketpair()]
+event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+log = os.open('/tmp/log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for fd in (pipe[0], pair[1]): os.set_blocking(fd, False)
+for fd in (pipe[1], pair[0]): os.set_inheritable(fd, True)
+def flags():
+    return [[fcntl.fcntl(fd, get) for get in (fcntl.F_GETFL, fcntl.F_GETFD)]
+        for fd in (*pipe, *pair, event, log)]
+def read(fd):
+    try: return os.read(fd, 8)
+    except BlockingIOError: return 'would wait'
+"""
+
+
+def test_open_files_keep_their_flags(sandbox: Sandbox) -> None:
+    """A program that trusts that its pipe does not block would wait in a copy for ever."""
+    sandbox.run_code(_FLAGS)
+    before = sandbox.run_code("flags()").text
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        assert before == fork.run_code("flags()").text
+        told = fork.run_code("[read(fd) for fd in (pipe[0], pair[1], event)]", timeout_s=30)
+
+    assert "['would wait', 'would wait', 'would wait']" == told.text
+
+
 @pytest.mark.full
 def test_timers_have_the_time_that_was_left(sandbox: Sandbox) -> None:
     sandbox.run_code(

@@ -130,7 +130,7 @@ def test_what_became_another_user_ends_in_time(make: MakeSandbox, user: str | No
 
 def test_processes_beyond_the_limit_end_no_sandbox(make: MakeSandbox) -> None:
     sandbox = make(profile="own_root", limits=Limits(pids=30))
-    bomb = "b() { b | b & }; b; sleep 1000"
+    bomb = "b() { b | b & }; b; exec sleep 1000"  # dash ends where it cannot fork
 
     for user in USERS:
         assert sandbox.exec(["sh", "-c", bomb], user=user, timeout_s=0.5).timed_out
@@ -183,3 +183,27 @@ def test_an_agent_connects_for_its_programs(make: MakeSandbox, private_dir: Path
 
     for user in (None, *USERS):
         assert "here\n" == sandbox.exec(["python3", "-c", code], user=user).stdout_text
+
+
+_JOINS = """
+import os, signal, time
+os.setpgid(0, os.getppid() if os.getuid() == 65534 else 1)
+print(os.getpgrp() == os.getppid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("user", ["nobody", None])
+def test_a_program_in_the_group_of_its_agent_has_its_signals_alone(
+    make: MakeSandbox, user: str | None
+) -> None:
+    sandbox = make()
+    other = sandbox.start(["sleep", "1000"], user=user, session_leader=False)
+    joined = sandbox.start(["python3", "-c", _JOINS], user=user, session_leader=False)
+    assert b"True\n" == next(iter(joined.stdout)), "it is in the group"
+
+    joined.signal_group(15)
+
+    assert 15 == joined.wait().signal
+    assert other.running
+    assert sandbox.exec(["true"], user=user).ok, "its agent lives"

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.local.host.facts import host
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import SandboxLost
+from ringfence.errors import RingfenceError, SandboxLost
 from tests.native.outside import init_pid, open_fds, until
 
 MANY = 5
@@ -111,3 +112,29 @@ def test_of_one_that_has_ended_nothing_is_borrowed(backend: NativeBackend, opens
 
 def _pid_namespaces() -> set[str]:
     return {place for place in open_fds().values() if place.startswith("pid:[")}
+
+
+REFUSED: dict[str, Callable[[Sandbox], object]] = {
+    "a link into /proc": lambda sandbox: sandbox.files.read("/tmp/link"),
+    "a pipe": lambda sandbox: sandbox.files.read("/tmp/pipe"),
+    "a directory": lambda sandbox: sandbox.files.read("/tmp"),
+    "what is not there": lambda sandbox: sandbox.files.read("/tmp/absent"),
+    "a port without a server": lambda sandbox: sandbox.connect(9),
+    "a program": lambda sandbox: sandbox.exec(["absent"]),
+    "a program in a terminal": lambda sandbox: sandbox.start(["absent"], pty=(24, 80)).wait(),
+    "a working directory": lambda sandbox: sandbox.exec(["true"], cwd="/absent"),
+}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_pid_1_refuses_leaves_nothing_open_there(backend: NativeBackend, what: str) -> None:
+    """Each is a program's to repeat, until PID 1 can open no more."""
+    with Sandbox.create(backend=backend) as sandbox:
+        sandbox.shell("ln -s /proc/self/status /tmp/link; mkfifo /tmp/pipe")
+        before = len(open_fds(init_pid(sandbox)))
+        for _ in range(5):
+            with suppress(RingfenceError):
+                REFUSED[what](sandbox)
+
+        assert until(lambda: len(open_fds(init_pid(sandbox))) <= before, patience_s=5)

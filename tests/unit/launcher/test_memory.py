@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.features import require
 
 from ringfence.launcher.pid1 import processes
 
@@ -48,3 +52,40 @@ def test_what_forbids_a_closer_look_is_charged_with_all_but_a_helper(proc: Path)
 
     assert [624 << 10, 0, 624 << 10] == [processes.own_bytes(pid) for pid in (5, 6, 1)]
     assert 0 == processes.own_bytes(99)
+
+
+_OBJECTS = """
+import ctypes, os
+from ringfence.launcher.pid1.processes import ipc_bytes
+from ringfence.linux import namespaces
+namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWIPC)
+libc, said = ctypes.CDLL(None), [ipc_bytes()]
+assert 0 == libc.msgsnd(libc.msgget(0, 0o600), b"\\1" + bytes(7 + 1000), 1000, 0)
+said.append(ipc_bytes())
+assert libc.semget(0, 10, 0o600) >= 0
+said.append(ipc_bytes())
+segment = libc.shmget(0, 5000, 0o600)
+libc.shmat.restype = ctypes.c_void_p
+at = ctypes.c_void_p(libc.shmat(segment, None, 0))
+ctypes.memset(at, 1, 5000)
+said.append(ipc_bytes())
+libc.shmdt(at)
+print(*said, ipc_bytes())
+"""
+
+
+def test_each_kind_of_system_v_object_counts() -> None:
+    """Messages, semaphores, and shared memory that no process has: else that one is charged."""
+    require("user namespaces")
+    done = subprocess.run(
+        [sys.executable, "-c", _OBJECTS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "" == done.stderr
+    pages = 2 * os.sysconf("SC_PAGE_SIZE")
+    both = 1000 + 10 * 64
+    assert [0, 1000, both, both, both + pages] == [int(n) for n in done.stdout.split()]

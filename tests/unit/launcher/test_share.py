@@ -168,19 +168,28 @@ def test_a_file_that_is_replaced_is_another(place: Path) -> None:
     assert (0, b"another") == read(view, again)
 
 
-def test_a_file_that_changed_before_it_was_read_is_stale(place: Path) -> None:
+@pytest.mark.parametrize("how", ["longer", "later", "another"])
+def test_a_file_that_changed_before_it_was_read_is_stale(place: Path, how: str) -> None:
     """The control: who keeps what it was told for ever reads what is there now."""
-    file = place / "0/directory/file"
+    file, new = place / "0/directory/file", place / "new"
     view, share = serving(View, place), serving(Share, place)
     nodes = {each: walk(each, "0", "directory", "file") for each in (view, share)}
+    before = file.stat()
 
-    file.write_text("content that is longer")
+    text = "content that is longer" if how == "longer" else "CONTENT"
+    if how == "another":
+        new.write_text(text)
+        new.rename(file)
+    else:
+        file.write_text(text)
+    time_ns = before.st_mtime_ns + (how == "later")
+    os.utime(file, ns=(time_ns, time_ns))
 
     assert (errno.ESTALE, b"") == read(view, nodes[view])
     getattr_in = fuse.GETATTR_IN.pack(0, 0, 0)
     assert (errno.ESTALE, b"") == say(view, fuse.GETATTR, nodes[view], getattr_in)
-    assert (0, b"content that is longer") == read(share, nodes[share])
-    assert (0, b"content that is longer") == read(view, walk(view, "0", "directory", "file"))
+    assert (0, text.encode()) == read(share, nodes[share])
+    assert (0, text.encode()) == read(view, walk(view, "0", "directory", "file"))
 
 
 def test_what_a_view_forgets_it_closes(place: Path) -> None:
@@ -256,3 +265,21 @@ def _ask(guest: socket.socket, operation: int, node: int, body: bytes) -> bytes:
     said = guest.recv(1 << 16)
     assert not fuse.ANSWER.unpack_from(said)[1]
     return said[fuse.ANSWER.size :]
+
+
+def test_the_number_of_a_file_that_was_renamed_over_leads_to_no_other(place: Path) -> None:
+    """A program that has the old file open would else read and write the new one."""
+    share = serving(SharedMounts, place)
+    directory = place / "0/directory"
+    (directory / "new").write_text("new")
+    above = walk(share, "0", "directory")
+    old, new = (walk(share, "0", "directory", name) for name in ("file", "new"))
+
+    body = fuse.RENAME_IN.pack(above) + b"new\0file\0"
+    assert 0 == say(share, fuse.RENAME, above, body)[0]
+
+    getattr_in = fuse.GETATTR_IN.pack(0, 0, 0)
+    assert errno.ESTALE == say(share, fuse.GETATTR, old, getattr_in)[0]
+    assert 0 == say(share, fuse.GETATTR, new, getattr_in)[0]
+    assert new == walk(share, "0", "directory", "file")
+    assert "new" == (directory / "file").read_text()
