@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,3 +285,20 @@ def test_holes_take_no_room_again(backend: NativeBackend) -> None:
     with Sandbox.restore(snapshot.id, backend=backend) as restored:
         assert before == restored.exec(["python3", "-c", look]).stdout_text
     assert before.startswith(f"{200 << 20} True ")
+
+
+def test_a_restore_that_fails_leaves_no_sandbox(backend: NativeBackend) -> None:
+    """There is no room for the files in it: all was made by then."""
+    with Sandbox.create(backend=backend) as sandbox:
+        assert sandbox.shell("head -c 3000000 /dev/urandom > file").ok
+        saved = sandbox.snapshot()
+    _, spec, _ = backend.catalogue().describe(saved.id)
+    assert spec.limits.disk_bytes is None
+
+    with Sandbox.restore(saved.id, backend=backend) as control:
+        assert 3000000 == len(control.files.read("file"))
+    small = replace(spec, id=None, limits=replace(spec.limits, disk_bytes=MIB))
+    with pytest.raises(SnapshotCorrupt, match="No space left"):
+        backend.restore(saved.id, small)
+
+    assert [] == backend.living()
