@@ -172,6 +172,7 @@ A = {
  "affinity": lambda: priority("cpu"),
  "limits": lambda: resource.prlimit(PID, resource.RLIMIT_NOFILE),
  "own a signal": lambda: fcntl.fcntl(socket.socketpair()[0], 8, PID),
+ "own a signal, by ioctl": lambda: fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack("i", PID)),
  "own a signal, by kind": lambda: fcntl.fcntl(socket.socketpair()[0], 15, struct.pack("ii", 1, PID)),
  "kcmp": lambda: call("kcmp", os.getpid(), PID, 0, 0, 0),
  "shared memory": segment,
