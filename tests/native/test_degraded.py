@@ -300,6 +300,7 @@ with Sandbox.create() as sandbox:
 """
 
 
+@pytest.mark.full
 def test_a_program_that_ends_while_all_are_suspended_lets_no_other_go_on() -> None:
     with Caller(_ENDS_SUSPENDED, env={"RINGFENCE_CGROUP": "/no/such/cgroup"}) as caller:
         assert [True] * 5 == caller.hear(60)

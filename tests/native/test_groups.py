@@ -12,7 +12,7 @@ import pytest
 
 from tests.features import require
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.full]
 
 # Prints the groups of the caller, and those of each process of its sandbox by name: those of our user serve it.
 _SCRIPT = """

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.anyone
+
 # In a process of its own, whose directory and umask it changes.
 _UNPACK = """
 import sys
