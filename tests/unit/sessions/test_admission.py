@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from ringfence.errors import ResourceExhausted
 from ringfence.sessions.admission import Slots
 
 pytestmark = pytest.mark.anyone
+
+PATIENCE_S = 20.0
 
 
 def test_refused_at_once_when_nobody_may_wait() -> None:
@@ -123,3 +126,21 @@ def test_never_more_than_there_are_with_many_at_once() -> None:
 
     assert most_seen <= 3
     assert 0 == slots.taken == slots.waiting
+
+
+def test_slots_that_come_free_at_once_go_to_all_who_wait() -> None:
+    """Whichever waiter wakes first: one further back in the queue waits for those before it alone."""
+    slots = Slots(4, 10, PATIENCE_S)
+    for _ in range(4):
+        slots.take()
+    for _ in range(20):
+        with ThreadPoolExecutor(4) as pool:
+            waiting = [pool.submit(slots.take) for _ in range(4)]
+            assert until(lambda: 4 == slots.waiting)
+            with slots._changed:  # none wakes before all are free
+                for _ in range(4):
+                    slots.give_back()
+            for each in waiting:
+                each.result(PATIENCE_S / 2)
+
+        assert (4, 0, 0) == (slots.taken, slots.waiting, slots.refused)

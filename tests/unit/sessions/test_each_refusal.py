@@ -27,10 +27,13 @@ from ringfence.model.client_session import SessionState, SessionTimeouts
 from ringfence.model.spec import SandboxSpec
 from ringfence.sessions import capabilities, expiry
 from ringfence.sessions.catalogue import ended
+from ringfence.sessions.catalogue.index import SessionIndex
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.keys import Keys, digest_of
 from ringfence.sessions.live import Live
+from ringfence.sessions.maker import EVICTED
 from ringfence.sessions.manager import SessionManager
+from ringfence.testing.unconfined.sandbox import UnconfinedSandbox
 
 pytestmark = pytest.mark.anyone
 
@@ -154,6 +157,25 @@ def test_an_id_is_used_once(manager: SessionManager) -> None:
         manager.acquire(SandboxSpec(id="sbx-other"), client_id="ann")
 
 
+def test_the_id_of_an_evicted_sandbox_comes_back_to_its_owner_alone(
+    manager: SessionManager,
+) -> None:
+    gone, other = new(manager), new(manager, "bob")
+    mine, others = manager.snapshot(gone.id).id, manager.snapshot(other.id).id
+    released = new(manager)
+    for live, reason in ((gone, EVICTED), (released, "released"), (other, "released")):
+        manager.end(live, reason)
+    wanted = gone.sandbox_id
+
+    assert wanted != new(manager, "bob", preferred_id=wanted, snapshot_id=others).sandbox_id
+    record = manager.store.sandbox(wanted)
+    assert record is not None
+    assert ("ann", EVICTED) == (record.owner, record.reason)
+    again = released.sandbox_id
+    assert again != new(manager, preferred_id=again, snapshot_id=mine).sandbox_id
+    assert wanted == new(manager, preferred_id=wanted, snapshot_id=mine).sandbox_id
+
+
 def test_labels_that_are_required_are_there(manager: SessionManager) -> None:
     spec = SandboxSpec(labels={"a": "1"})
     options = AcquireOptions(required_labels={"a": "2"})
@@ -177,6 +199,17 @@ def test_the_lower_of_two_bounds_holds(manager: SessionManager) -> None:
         for lease in made:
             manager.release(lease.id)
     assert 0 == manager.slots.taken
+
+
+def test_a_sandbox_that_is_being_made_counts_against_the_bound_of_its_client_alone() -> None:
+    index = SessionIndex()
+    with index.share("ann", 2), index.share("ann", 2):
+        with pytest.raises(QuotaExceeded), index.share("ann", 2):
+            pass
+        with index.share("bob", 1):
+            pass
+    with index.share("ann", 1):
+        pass
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, 366 * 86400.0 + 1, float("inf"), float("nan")])
@@ -270,6 +303,34 @@ def test_one_that_does_not_die_keeps_its_slot_and_is_told(manager: SessionManage
     manager.terminate(live.id)
     assert 1 == manager.slots.taken
     terminate()
+
+
+def test_a_sandbox_that_is_made_while_the_manager_closes_ends_with_it() -> None:
+    """Its creation began before the closing, which has ended all others when this one is there."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Unconfined):
+        def provision(self, spec: SandboxSpec) -> UnconfinedSandbox:
+            entered.set()
+            assert go_on.wait(PATIENCE_S)
+            return super().provision(spec)
+
+    backend = Slow()
+    manager = SessionManager(CONFIG, backends=[backend], background=False)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(manager.acquire, client_id="ann")
+        assert entered.wait(PATIENCE_S)
+
+        def late() -> None:
+            go_on.set()
+            with pytest.raises(LifecycleError, match="closed"):
+                made.result(PATIENCE_S)
+
+        manager.before_store_closes.append(late)
+        manager.close()
+
+    assert {} == backend.sandboxes
+    backend.close()
 
 
 def test_ended_twice_is_once(manager: SessionManager) -> None:

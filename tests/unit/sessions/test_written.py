@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
 from ringfence.backends.optional import Durable
+from ringfence.errors import StorageFull
 from ringfence.model.client_session import SessionState, SessionTimeouts
 from ringfence.sessions import liveness, recovery
 from ringfence.sessions.config import ManagerConfig, PoolConfig
@@ -91,6 +93,31 @@ def test_a_time_to_live_is_written_in_nanoseconds(manager: SessionManager, live:
 
     assert 1_296_750_000_000 == record.expires_ns
     assert 1296.75 == live.expires
+
+
+def test_a_changed_name_and_changed_labels_are_written_together(
+    manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written() -> tuple[object, object]:
+        session, sandbox = manager.store.session(live.id), manager.store.sandbox(live.sandbox_id)
+        assert session is not None
+        assert sandbox is not None
+        return json.loads(session.metadata), json.loads(sandbox.spec)["labels"]
+
+    manager.change(live.id, name="first", labels={"a": "1", "b": "2"})
+    assert ({"name": "first"}, {"a": "1", "b": "2"}) == written()
+    manager.change(live.id, labels={"a": None})
+    assert ({"name": "first"}, {"b": "2"}) == written()
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(manager.store, "change_session", full)
+    with pytest.raises(StorageFull):
+        manager.change(live.id, name="second", labels={"c": "3"})
+    assert ({"name": "first"}, {"b": "2"}) == written()
+    assert (live.metadata, live.spec.labels) == written()
+    assert live.spec == live.sandbox.spec
 
 
 @pytest.mark.parametrize("state", [SessionState.ACTIVE, SessionState.DETACHED])
