@@ -208,6 +208,18 @@ def test_another_owner_sees_and_changes_nothing(ann: httpx.Client, bob: httpx.Cl
         assert 204 == client.delete("/v1/templates/own").status_code
 
 
+def test_a_key_is_for_one_build_of_its_own_client(ann: httpx.Client, bob: httpx.Client) -> None:
+    asked: dict[str, Any] = {"headers": {"idempotency-key": "k"}, "json": {"name": "keyed"}}
+    first, again, other = (who.post("/v1/templates", **asked) for who in (ann, ann, bob))
+
+    assert [201] * 3 == [each.status_code for each in (first, again, other)]
+    assert ["ann", "bob"] == [each.json()["owner"] for each in (again, other)]
+    assert first.json()["build_id"] == again.json()["build_id"] != other.json()["build_id"]
+    for client in (ann, bob):
+        assert "ready" == ended(client, "keyed")["status"]
+        client.delete("/v1/templates/keyed")
+
+
 def test_an_admin_makes_a_template_public(
     daemon: Daemon, ann: httpx.Client, bob: httpx.Client
 ) -> None:

@@ -22,6 +22,7 @@ from ringfence.model.acquire import AcquireOptions
 from ringfence.sessions import liveness
 from ringfence.sessions.config import PoolConfig
 from ringfence.sessions.manager import SessionManager
+from ringfence.sessions.pools.restored import Restored
 from tests.native.outside import cgroups_of, init_pid, pids_with, until
 from tests.sessions.conftest import ALLOWED, MakeManager
 
@@ -99,6 +100,23 @@ def test_a_network_policy_is_bound_at_the_claim(
 
     assert ["one\n", "two\n", ""] == said
     assert 3 == manager.stats().pool_hits
+
+
+def test_a_warm_sandbox_of_a_template_has_the_network_of_its_claim(
+    with_egress: NativeBackend,
+) -> None:
+    """Whatever network it was built with: a claim without one has none."""
+    some = NetworkPolicy(allowed_hosts=("one.test:80",))
+    none = NetworkPolicy.none()
+    for built, claimed in ((some, none), (none, some), (some, some), (none, none)):
+        warm = Restored(with_egress.provision(SandboxSpec(network=built)), SandboxSpec())
+        got = warm.claim(SandboxSpec(network=claimed))
+        try:
+            found = got.granted()
+            assert claimed.allowed_hosts == found.allowed_destinations
+            assert bool(claimed.allowed_hosts) == found.has_network
+        finally:
+            warm.discard()
 
 
 def test_the_default_pool_is_filled_at_once(make_manager: MakeManager) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing
 
 import pytest
 
+from ringfence.errors import InvalidRequest, QuotaExceeded, TooLarge
 from ringfence.sessions.templates.places import Places, Upload, short
 
 pytestmark = pytest.mark.anyone
@@ -88,6 +89,44 @@ def test_what_is_on_its_way_is_not_removed_before_it_is_abandoned(places: Places
     _age(places, 4000.0)
     places.tidy(10_000.0, set())
     assert 4 == places.uploaded_bytes("ann")
+
+
+def test_bytes_on_their_way_count_until_their_upload_ends_however_it_ends(places: Places) -> None:
+    room = 10
+
+    def begin(owner: str = "ann") -> Upload:
+        return Upload(places, owner, 8, lambda: room)
+
+    def finished(upload: Upload) -> None:
+        upload.write(b"12345678")
+        upload.finish()
+
+    def too_large(upload: Upload) -> None:
+        with pytest.raises(TooLarge):
+            upload.write(b"123456789")
+
+    def refused(upload: Upload) -> None:
+        with closing(begin()) as beside:
+            beside.write(b"12345678")
+            with pytest.raises(QuotaExceeded):
+                upload.write(b"123")
+
+    def another(upload: Upload) -> None:
+        upload.write(b"12345678")
+        with pytest.raises(InvalidRequest):
+            upload.finish("0" * 64)
+
+    for end in (finished, too_large, refused, another, lambda _: None):
+        with closing(begin()) as upload:
+            end(upload)
+        upload.close()
+        assert 0 == places.incoming["ann"]
+    with closing(begin()) as first, closing(begin()) as second, closing(begin("bob")) as third:
+        first.write(b"123456")
+        third.write(b"123456")
+        second.write(b"1234")
+        with pytest.raises(QuotaExceeded):
+            second.write(b"5")
 
 
 def _age(places: Places, age_s: float) -> None:
