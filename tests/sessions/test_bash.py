@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import Sandbox, SandboxSpec
 from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import InvalidRequest, RegistryError, Unsupported
+from ringfence.errors import InvalidRequest, LifecycleError, RegistryError, Unsupported
 from ringfence.images.archive import load
+from ringfence.model import capabilities as can
 from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
 from ringfence.sessions.shells.bash import BashOutput
+from ringfence.testing.unconfined.sandbox import UnconfinedSandbox
 from tests.features import require
 from tests.images.conftest import small
 from tests.native.conftest import has_cgroups
@@ -204,6 +206,29 @@ def test_after_shutdown_it_begins_anew(make_bash: MakeBash) -> None:
 
     assert [] == survivors(pinned, PATIENCE_S)
     assert "no\n" == tool.exec_command("[ -e /tmp/left ] || echo no").stdout
+
+
+def test_a_tool_that_cannot_begin_leaves_no_sandbox() -> None:
+    class Asleep(Unconfined):
+        """Starts nothing in its sandboxes, which are suspended."""
+
+        lacks: ClassVar = {n: why for n, why in Unconfined.lacks.items() if n != can.MOUNT}
+
+        def provision(self, spec: SandboxSpec) -> UnconfinedSandbox:
+            made = super().provision(spec)
+            made.suspend()
+            began.append(made.session.id)
+            return made
+
+    backend, began = Asleep(), list[str]()
+    config = BashConfig(image="default", allow_degraded=("*",))
+    with SandboxBash(None, config, backend=backend) as tool:
+        for number in range(2):
+            with pytest.raises(LifecycleError):
+                tool.exec_command("true")
+            assert (number + 1, {}) == (len(began), backend.sandboxes)
+        assert tool.sandbox is None
+    backend.close()
 
 
 def test_shutdown_never_raises(make_bash: MakeBash) -> None:
@@ -415,3 +440,25 @@ def test_commands_of_many_threads_wait_for_each_other(shell: SandboxBash) -> Non
         list(hands.map(shell.exec_command, ["M=$N; sleep 0.01; N=$((M+1))"] * 16))
 
     assert "16\n" == shell.exec_command("echo $N").stdout
+
+
+def test_a_cancelled_command_takes_no_other_one_along(shell: SandboxBash, workspace: Path) -> None:
+    """Its caller may hear of the end only when the next command runs."""
+    _, _, persistent = shell.begin()
+    assert persistent is not None
+    over, runs = threading.Event(), threading.Event()
+    assert 0 == persistent.run("X=1", "/workspace", None, over).exit_code
+    for cancelled, expected in ((over, 0), (runs, None)):
+        os.mkfifo(workspace / "begun")
+        os.mkfifo(workspace / "go")
+        with ThreadPoolExecutor(1) as hands:
+            waits = "echo >begun; read -r line <go"
+            running = hands.submit(persistent.run, waits, "/workspace", None, runs)
+            (workspace / "begun").read_bytes()
+            persistent.cancel(cancelled)
+            if cancelled is over:
+                (workspace / "go").write_text("on\n")
+            assert expected == running.result(PATIENCE_S).exit_code
+        (workspace / "begun").unlink()
+        (workspace / "go").unlink()
+    assert BashOutput("", "", None) == persistent.run("echo said", "/workspace", None, runs)

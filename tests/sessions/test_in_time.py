@@ -65,10 +65,11 @@ def test_a_running_exec_is_use(make_manager: MakeManager) -> None:
     assert until(lambda: is_over(lease))
 
 
-def test_an_open_file_is_use(make_manager: MakeManager) -> None:
+@pytest.mark.parametrize("how", ["open_read", pytest.param("open_write", marks=pytest.mark.full)])
+def test_an_open_file_is_use(make_manager: MakeManager, how: str) -> None:
     lease = make_manager(idle_s=IDLE_S).acquire(client_id="ann")
     lease.sandbox.files.write("note", b"text")
-    with lease.sandbox.files.open_read("note"):
+    with getattr(lease.sandbox.files, how)("note"):
         assert stays(lease, 3 * IDLE_S)
 
     assert until(lambda: is_over(lease))
