@@ -16,6 +16,7 @@ from ringfence.backends.optional import DurableSandbox
 from ringfence.errors import ExecError, ExecNotFound, LifecycleError, SandboxLost, StorageFull
 from ringfence.execs import run as run_module
 from ringfence.execs import told
+from ringfence.execs.evicted import left_s
 from ringfence.execs.execs import Execs
 from ringfence.execs.given import Given
 from ringfence.execs.pump import SpooledPump, SpoolSink
@@ -472,3 +473,11 @@ def test_the_log_warns_of_what_was_lost_and_not_of_what_never_began(
         told.ended(begun.problem(SandboxLost("it is gone")))
 
     assert ["INFO", "WARNING"] == [record.levelname for record in caplog.records]
+
+
+def test_an_evicted_exec_has_the_rest_of_its_timeout(execs: Execs, live: Live) -> None:
+    view = run(execs, live, "true", timeout_s=60.0).view()
+
+    assert 45.0 == left_s(view, view.created_at + 15.0)
+    assert 0 < (left_s(view, view.created_at + 100.0) or 0) < 1
+    assert left_s(view.altered(timeout_s=None), view.created_at + 15.0) is None

@@ -85,16 +85,21 @@ def come_back(manager: Manager, execs: Execs, live: Live, form: Form) -> None:
     eviction.settle(manager, live, form)
 
 
+def left_s(view: ExecView, saved_at: float) -> float | None:
+    """Return the rest of an exec's timeout, without the time in the store; None: it has no timeout."""
+    if view.timeout_s is None:
+        return None
+    return max(_LEAST_S, view.timeout_s - (saved_at - view.created_at))
+
+
 def _go_on(execs: Execs, live: Live, forms: Sequence[Form]) -> None:
     inner = live.inner
     assert isinstance(inner, Continuable)
     for form in forms:
         view = ExecView.from_json(form["view"]).altered(sandbox_id=live.sandbox_id)
-        left_s = None
-        if view.timeout_s is not None:
-            left_s = max(_LEAST_S, view.timeout_s - (form["saved_at"] - view.created_at))
+        timeout_s = left_s(view, form["saved_at"])
         request = ExecRequest(
-            view.argv, cwd=view.cwd, timeout_s=left_s, stream_stdin=view.stream_stdin
+            view.argv, cwd=view.cwd, timeout_s=timeout_s, stream_stdin=view.stream_stdin
         )
         number: int = form["number"]
 
