@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from ringfence import Sandbox
 from ringfence.contexts import Context
 from ringfence.contexts.context import variables_of
-from ringfence.contexts.execution import MOST_OUTPUT_BYTES, MOST_RESULTS, Cell, Result
+from ringfence.contexts.execution import (
+    MOST_LOGS,
+    MOST_OUTPUT_BYTES,
+    MOST_PART_BYTES,
+    MOST_PARTS,
+    MOST_PROMPTS,
+    MOST_RESULTS,
+    Cell,
+    Result,
+)
 from ringfence.contexts.frames import (
     MOST_CODE_BYTES,
     MOST_FRAME_BYTES,
@@ -279,3 +288,29 @@ def test_a_reader_that_begins_in_the_middle_finds_the_next_frame() -> None:
 def test_a_frame_is_bounded() -> None:
     with pytest.raises(BrokenFrameError):
         list(Reader().feed(f"\x1eout ab {MOST_FRAME_BYTES + 1} -\n".encode()))
+
+
+def test_what_a_cell_keeps_of_each_kind_is_bounded() -> None:
+    """A kernel that a program has taken over sends frames for as long as nobody asks for them."""
+    cell = Cell("ab")
+    for more in (MOST_PROMPTS, 1):
+        for _ in range(more + 50):
+            cell.take("input", "-", b"x" * (1 << 17))
+        prompts = cell.wait(0.0, wants_pieces=False)[2]
+        assert [1 << 16] * min(MOST_PROMPTS, more + 50) == [len(each) for each in prompts]
+    execution = cell.execution
+    for number in range(MOST_PARTS + 5):
+        cell.take("part", f"text/{number}", b"x")
+    cell.take("main", "-", b"")
+    assert MOST_PARTS == len(execution.results[0].data)
+    large = bytes(MOST_PART_BYTES)
+    for number in range(3):
+        cell.take("part", "text/plain", large[number:])
+        cell.take("part", "text/html", b"more")
+        cell.take("display", "-", b"")
+    assert [["text/plain"]] == [[*each.data] for each in execution.results[1:]]
+    assert 2 == execution.dropped_results
+    for _ in range(MOST_LOGS // 2 + 2):
+        cell.take("out", "-", b"x")
+        cell.take("err", "-", b"y")
+    assert (MOST_LOGS, 4) == (len(execution.logs), execution.dropped_bytes)
