@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.cluster.stored import Stored
 
-from ringfence.cluster.bindings import KEEP_S, Binding, forget_gateways, forgotten
+from ringfence.cluster.bindings import KEEP_S, Binding, forget_gateways, forgotten, prune
+from ringfence.cluster.nodes import Nodes
 
 pytestmark = pytest.mark.anyone
 NOW = 1_800_000_000.0
@@ -64,3 +68,29 @@ def test_a_gateway_is_forgotten_once_its_beat_stands_still() -> None:
     directory.values |= {"gateway/lives": b"2 0", "gateway/comes": b"1 0"}
     beats = forget_gateways(directory, beats)
     assert {"gateway/lives", "gateway/comes"} == {*directory.values} == {*beats}
+
+
+class _Node:
+    """A node on which nothing lives; `asked` is called while a gateway asks it."""
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        self._asked = asked
+
+    async def ask(self, *_: Any) -> Any:
+        self._asked()
+        return {"items": [], "next_cursor": ""}
+
+
+async def test_a_name_that_is_bound_anew_meanwhile_is_kept() -> None:
+    form = {"node": "n0", "ray_id": "r0", "beat": "1", "backends": []}
+    directory: Any = Stored(**{"node/n0": json.dumps(form).encode()})
+    directory.living = {"r0": ("127.0.0.1", 1)}
+    nodes = Nodes(directory, lambda _: None)
+    nodes.look()
+    over, anew = Binding("n0", OLD, "a").written(), Binding("n0", NOW, "b").written()
+    directory.values |= {"bind/over": over, "bind/anew": over}
+
+    scatter: Any = _Node(lambda: directory.put("bind/anew", anew))
+    assert 2 == await prune(directory, nodes, scatter, NOW)
+
+    assert {"bind/anew": anew} == directory.many("bind/")

@@ -8,9 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from ringfence.api.access.caller import ADMIN, USER, Caller
+from ringfence.cluster.bindings import Binding, id_name
 from ringfence.cluster.directory import Directory
 from ringfence.cluster.nodes import UNREACHED_S, Nodes, NoNodes
 from ringfence.cluster.placement import Need
+from ringfence.cluster.placing import Placer
+from ringfence.cluster.proxy import Proxy
+from ringfence.cluster.reviving import revive
+from ringfence.cluster.scatter import Scatter
+from ringfence.cluster.turns import Turns
+from ringfence.cluster.upstream import Pool
 from ringfence.errors import SandboxLost
 
 MADE = {"id": "sbx-1", "session_id": "ses-1", "owner": "ann", "name": "", "state": "ready"}
@@ -135,3 +143,51 @@ def test_a_node_that_cannot_be_reached_from_here_is_avoided_for_a_while() -> Non
     assert {"n0"} == nodes.unreached()
     known.unreached_at -= UNREACHED_S
     assert set() == nodes.unreached()
+
+
+def test_what_was_lost_is_told_to_its_owner_alone() -> None:
+    """Others hear what they hear of an id that nobody has: neither a name nor a snapshot."""
+    directory = _Directory()
+    kept = {"name": "secret", "snapshot": "snap-1", "created_at": 1.0}
+    directory.values["list/n0"] = json.dumps([{**MADE, **kept}]).encode()
+    nodes = Nodes(cast("Directory", directory), lambda _: None)
+    nodes.look()
+    nodes.check_lost("sbx-1", "n0", "ann")  # its node lives
+    directory.living = {}
+    nodes.look()
+
+    for sees in ("ann", None):
+        for any_id in ("sbx-1", "ses-1"):
+            with pytest.raises(SandboxLost, match="secret") as lost:
+                nodes.check_lost(any_id, "n0", sees)
+            assert "snap-1" in lost.value.hint
+    nodes.check_lost("sbx-1", "n0", "bob")
+    nodes.check_lost("sbx-1", "n1", "ann")
+    with pytest.raises(SandboxLost) as unknown:
+        nodes.check_lost("sbx-2", "n0", "bob")
+    assert "secret" not in unknown.value.message + unknown.value.hint
+
+
+async def test_a_lost_sandbox_is_resumed_for_its_owner_alone() -> None:
+    """No node is there to restore it: whose request gets as far as that may resume it."""
+    directory: Any = _Directory()
+    saved = {"snapshot": "snap-1", "is_whole": True, "timeouts": {}, "metadata": {}}
+    whole = {**MADE, **saved, "created_at": 1.0}
+    used = {**whole, "id": "sbx-2", "session_id": "ses-2", "is_whole": False}
+    directory.values["list/n0"] = json.dumps([whole, used]).encode()
+    nodes = Nodes(directory, lambda _: None)
+    nodes.look()
+    directory.living = {}
+    nodes.look()
+    proxy, turns = Proxy(Pool(), b"secret"), Turns(directory, nodes)
+    scatter = Scatter(directory, nodes, proxy, cast("Any", None))
+    placer = Placer(directory, nodes, proxy, scatter, turns)
+    # The node is bound by name: the ids of this file name none.
+    for each in ("sbx-1", "sbx-2"):
+        directory.put(f"bind/{id_name(each)}", Binding("n0", 1.0).written())
+
+    for caller in (Caller("ann", USER), Caller("root", ADMIN)):
+        with pytest.raises(NoNodes):
+            await revive("sbx-1", caller, nodes, placer)
+        await revive("sbx-2", caller, nodes, placer)  # it was used since: its owner chooses
+    await revive("sbx-1", Caller("bob", USER), nodes, placer)
