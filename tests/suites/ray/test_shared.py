@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
-from ringfence.errors import BackendUnavailable, RingfenceError, SnapshotCorrupt
+from ringfence.errors import (
+    BackendUnavailable,
+    RingfenceError,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+)
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.template import TemplateRequest, TemplateStep
+from ringfence.sessions import eviction
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.manager import SessionManager
 from ringfence.snapshots.catalogue import Catalogue
@@ -209,6 +215,44 @@ def test_a_lost_nodes_template_is_taken_over_by_what_changes_it(
         assert "cached" in file.read()
     second.templates.delete("kept", "ann")
     assert [] == [*(tmp_path / "store").glob("snap-*")]
+
+
+def test_a_snapshot_is_removed_from_the_store_by_its_owner_alone(
+    nodes: list[SessionManager], store: SharedSnapshots
+) -> None:
+    """On its own node, and on another one that has not fetched it."""
+    for manager in nodes:
+        lease = nodes[0].acquire(client_id="ann")
+        saved = nodes[0].snapshot(lease.id, client_id="ann").id
+        with pytest.raises(SnapshotNotFound):
+            manager.delete_snapshot(saved, "bob")
+        assert "ann" == store.owner(saved)
+        manager.delete_snapshot(saved, "ann")
+        assert store.owner(saved) is None
+
+
+@pytest.mark.parametrize("state", ["active", "detached", "suspended"])
+@pytest.mark.parametrize("left_s", [None, 600.0, -5.0])
+def test_an_evicted_sandbox_has_the_state_and_the_time_that_it_had(
+    nodes: list[SessionManager], store: SharedSnapshots, state: str, left_s: float | None
+) -> None:
+    """One whose time was over meanwhile has a moment, and no more."""
+    manager = nodes[0]
+    live = manager.index.find(manager.acquire(client_id="ann").id)
+    assert live is not None
+    saved = manager.snapshot(live.id).id
+    form: dict[str, Any] = {"owner": "ann", "snapshot": saved, "execs": []}
+    form |= {"state": state, "left_s": left_s}
+    store.write(form, "evicted", live.sandbox_id)
+    eviction.settle(manager, live, form)
+
+    left = live.left_s(manager.clock.now())
+    assert (left is None) == (left_s is None)
+    assert left is None or left_s is None or left <= max(left_s, 1.0)
+    assert left_s != 600.0 or (left or 0) > 500.0
+    is_over = ("terminated", "ttl") == (live.state, live.reason)
+    assert state == live.state or (is_over and left_s == -5.0)
+    assert ([], None) == (store.names("evicted"), store.owner(saved))
 
 
 def test_a_changed_form_opens_nothing(
