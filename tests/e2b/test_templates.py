@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import io
+import json
 import tarfile
 import time
 from collections.abc import Iterator
@@ -11,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from ringfence.api.access.audit import MOST_REFUSED
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
 from tests.api.conftest import Daemon, StartDaemon
@@ -182,6 +186,53 @@ def test_another_owner_gets_at_nothing(client: Client, bob: Client, made: dict[s
     assert 202 == begin(bob, own, copy).status_code
     assert "not uploaded" in ended(bob, own)["reason"]["message"]
     bob.api("DELETE", f"/templates/{own['templateID']}")
+
+
+def test_a_signature_is_good_until_its_time_and_not_after_it(
+    client: Client, made: dict[str, Any], daemon: Daemon
+) -> None:
+    secret = (daemon.state_dir / "e2b.secret").read_bytes()
+
+    def put(ends_in_s: int) -> tuple[int, str]:
+        until = int(time.time()) + ends_in_s
+        text = f"upload:{made['templateID']}:{_HASH}:{until}".encode()
+        query = f"until={until}&signature={hmac.new(secret, text, 'sha256').hexdigest()}"
+        url = f"/templates/{made['templateID']}/files/{_HASH}?{query}"
+        answer = client.http.put(url, content=archive("file", b"copied"))
+        return answer.status_code, answer.text
+
+    assert 200 == put(60)[0]
+    status, text = put(-1)
+    assert 401 == status
+    assert "the signature has expired" in text
+
+
+def test_a_key_that_reads_gets_no_url_to_upload_to(
+    client: Client, make_client: MakeClient, made: dict[str, Any]
+) -> None:
+    """The URL needs no key, so it would allow writing the files that the owner's builds copy."""
+    path = f"/templates/{made['templateID']}/files/{_HASH}"
+    reader = make_client("ann", "read_only")
+
+    assert 200 == reader.api("GET", f"/templates/{made['templateID']}").status_code
+    assert 403 == reader.api("GET", path).status_code
+    assert 201 == client.api("GET", path).status_code
+
+
+@pytest.mark.full
+def test_strangers_who_try_signatures_are_refused_as_those_who_try_keys(
+    start_daemon: StartDaemon,
+) -> None:
+    """Refusals without a key are counted by address: few lines in the log, and 429 in the end."""
+    daemon = start_daemon("--e2b", "--listen", "127.0.0.1:0")
+    path = f"/templates/tpl-1/files/{_HASH}?until=9999999999&signature={'0' * 64}"
+    with httpx.Client(base_url=daemon.tcp, timeout=60) as stranger:
+        told = {stranger.put(path, content=b"x").status_code for _ in range(3 * MOST_REFUSED)}
+    lines = (daemon.state_dir / "refused.log").read_text().splitlines()
+
+    assert {401, 429} == told
+    assert {None} == {json.loads(line).get("client") for line in lines}
+    assert len(lines) < MOST_REFUSED / 2
 
 
 def test_equal_builds_of_two_owners_at_once_share_nothing(client: Client, bob: Client) -> None:

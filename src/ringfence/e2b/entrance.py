@@ -238,7 +238,12 @@ class Passing(Generic[E]):
     @property
     def _is_to_slow(self) -> bool:
         # A gateway is the peer of all its clients, and counts their refusals itself.
-        return self._caller is None and not self._is_of_gateway
+        return not self._client and not self._is_of_gateway
+
+    @property
+    def _client(self) -> str | None:
+        """Return the client of the key or token; None for a signed upload, which needs neither."""
+        return (self._caller.client if self._caller else "") or None
 
     @property
     def _peer(self) -> str:
@@ -253,7 +258,7 @@ class Passing(Generic[E]):
             return
         facts: dict[str, Any] = {
             "request": os.urandom(16).hex(),
-            "client": self._caller.client if self._caller else None,
+            "client": self._client,
             "key": self._caller.key if self._caller else None,
             "peer": self._peer,
             "method": self._method,

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from ..api.access.caller import READ_ONLY
 from ..api.routes.templates import store
 from ..errors import NotFound
 from ..model.limits import Limits
@@ -124,6 +125,8 @@ async def begin(call: Call) -> Response:
 async def files(call: Call) -> Response:
     """Tell where the files of a COPY step are to be put, and whether they are there."""
     name = call.params["hash"]
+    if call.caller.scope == READ_ONLY:  # the URL in the answer needs no key
+        raise ApiError(403, "a read_only key may not upload files")
     if not HASH.fullmatch(name):
         raise ApiError(400, "the hash is not a SHA-256 in hexadecimal digits")
     template = await call.call(_find, call)
