@@ -46,6 +46,10 @@ def test_lists_are_filtered_and_come_in_pages(client: Client, box: Box) -> None:
     ours = client.api("GET", "/v2/sandboxes?metadata=a%3Db%252520c").json()
     assert [box.id] == [each["sandboxID"] for each in ours], "quoted twice, as by the SDKs"
     assert [] == client.api("GET", "/v2/sandboxes?state=paused").json()
+    for limit, status in (("100", 200), ("000100", 200), ("101", 400), ("0", 400), ("x", 400)):
+        assert status == client.api("GET", f"/v2/sandboxes?limit={limit}").status_code, limit
+    padded = client.api("GET", "/v2/sandboxes?limit=0000015000")
+    assert 400 == padded.status_code, "all of its digits count"
     for each in others:
         assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
         assert 404 == client.api("GET", f"/sandboxes/{each.id}").status_code

@@ -52,7 +52,7 @@ def page(
     """Cut a page out of a sorted list, by the token of the page before."""
     query = call.request.query_params
     limit = query.get("limit", str(MOST_PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit[:6]) <= MOST_PAGE:
+    if not limit.isdecimal() or len(limit) > 6 or not 1 <= int(limit) <= MOST_PAGE:
         raise ApiError(400, f"limit: must be from 1 to {MOST_PAGE}")
     if token := query.get("nextToken", ""):
         try:
