@@ -493,6 +493,25 @@ def test_a_paused_sandbox_keeps_its_id_and_processes(client: Client) -> None:
     client.api("DELETE", f"/sandboxes/{box.id}")
 
 
+@pytest.mark.parametrize("wakes", [False, True])
+def test_a_signed_url_finds_a_sandbox_paused_with_its_id_and_without(
+    client: Client, wakes: bool
+) -> None:
+    box = client.create(autoResume={"enabled": wakes})
+    box.call("POST", "/files?path=kept", content=b"yes")
+    query = box.signed("/home/user/kept")
+    for headers in ({}, {"E2b-Sandbox-Id": box.id}):
+        assert 204 == client.api("POST", f"/sandboxes/{box.id}/pause", json={}).status_code
+        found = client.http.get("/files", params=query, headers=headers)
+        state = client.api("GET", f"/sandboxes/{box.id}").json()["state"]
+        if wakes:
+            assert (200, b"yes", "running") == (found.status_code, found.content, state)
+        else:
+            assert (502, "paused") == (found.status_code, state)
+            client.api("POST", f"/sandboxes/{box.id}/connect", json={"timeout": 60})
+    client.api("DELETE", f"/sandboxes/{box.id}")
+
+
 def test_the_end_of_its_time_pauses_and_a_request_wakes(client: Client) -> None:
     box = client.create(timeout=1, autoPause=True, autoResume={"enabled": True})
     until = time.monotonic() + 20

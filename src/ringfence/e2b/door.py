@@ -137,14 +137,13 @@ class _Passing(Passing[Door]):
 
     async def _live(self) -> Live:
         """Find the sandbox, resumed if it is to be."""
-        if not self._sandbox:
-            return self._signed(self._operation)
-        live, manager = self._found(), self._service.manager
+        live = self._found() if self._sandbox else self._signed(self._operation)
+        manager = self._service.manager
         await settled(live)
         if live.state == SessionState.SUSPENDED:
             is_health = self._path == "/health" and self._port == ENVD_PORT
             if is_health or not notes_of(live.metadata).auto_resume:
-                raise not_running(self._sandbox)
+                raise not_running(live.sandbox_id)
             # A stranger wakes nothing.
             (self._with_token if self._port == ENVD_PORT else self._at_port)(live)
             await self._service.thread_pools.call(
