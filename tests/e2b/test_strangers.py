@@ -148,6 +148,39 @@ def test_a_removed_key_takes_its_sandboxes_tokens_along(
     assert (401, "unauthenticated") == (refused.status_code, refused.json()["code"])
 
 
+def test_a_name_of_a_snapshot_is_its_owners_also_for_an_admin(make_client: MakeClient) -> None:
+    """Admins see the snapshots of all clients, and a name means one of its owner's."""
+    bob, admin = make_client("bob"), make_client("ops", "admin")
+    boxes = {each.key: each.create() for each in (bob, admin)}
+
+    for caller, owner in ((bob, bob), (admin, admin), (bob, bob), (admin, bob)):
+        path = f"/sandboxes/{boxes[owner.key].id}/snapshots"
+        assert 201 == caller.api("POST", path, json={"name": "same"}).status_code
+        names = [each["names"] for each in bob.api("GET", "/snapshots").json()]
+        assert [["same:default"]] == names
+    for owner in (bob, admin):
+        made = owner.create(templateID="same")
+        assert 204 == owner.api("DELETE", f"/sandboxes/{made.id}").status_code
+    assert 204 == admin.api("DELETE", "/templates/same").status_code
+    assert 404 == admin.api("DELETE", "/templates/same").status_code
+    assert 204 == bob.api("DELETE", "/templates/same").status_code
+    for owner in (bob, admin):
+        owner.api("DELETE", f"/sandboxes/{boxes[owner.key].id}")
+
+
+def test_a_watcher_answers_in_its_own_sandbox_alone(box: Box, others_box: Box) -> None:
+    at = "/filesystem.Filesystem"
+    form = box.rpc(f"{at}/CreateWatcher", {"path": "/home/user"}).json()
+    box.call("POST", "/files?path=/home/user/watched", content=b"a")
+
+    for call in ("GetWatcherEvents", "RemoveWatcher"):
+        refused = others_box.rpc(f"{at}/{call}", form)
+        assert (404, "not_found") == (refused.status_code, refused.json()["code"])
+    events = box.rpc(f"{at}/GetWatcherEvents", form).json()["events"]
+    assert {"watched"} == {each["name"] for each in events}
+    assert 200 == box.rpc(f"{at}/RemoveWatcher", form).status_code
+
+
 def test_a_frame_of_four_gibibytes_is_refused_by_its_head(box: Box) -> None:
     headers = {"content-type": "application/connect+json"}
     body = b"\0\xff\xff\xff\xff" + b"{"

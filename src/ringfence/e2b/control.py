@@ -287,9 +287,17 @@ def _shown_id(snapshot: Snapshot) -> str:
 
 def _snapshot(call: Call, any_name: str) -> Snapshot | None:
     """Find a snapshot of the caller by its id, or by `NAME`, `NAME:default` or `TEAM/NAME:default`."""
+    for each in call.service.manager.snapshots(call.caller.sees):
+        if any_name == each.id:
+            return each
     name = any_name.rpartition("/")[2].removesuffix(":default")
-    for each in reversed(call.service.manager.snapshots(call.caller.sees)):
-        if any_name == each.id or each.metadata.get("e2b.name") == name:
+    return _named(call, name, call.caller.client)
+
+
+def _named(call: Call, name: str, client: str) -> Snapshot | None:
+    """Find a client's newest snapshot of this name; an admin sees those of other clients as well."""
+    for each in reversed(call.service.manager.snapshots(client)):
+        if each.metadata.get("e2b.name") == name:
             return each
     return None
 
@@ -304,7 +312,7 @@ async def snapshot(call: Call) -> Response:
     manager = call.service.manager
 
     def save() -> Snapshot:
-        before = _snapshot(call, name) if name else None
+        before = _named(call, name, live.client_id) if name else None
         if before is None:
             call.service.permissions.check_snapshots(
                 call.caller, lambda: manager.snapshots(call.caller.sees)
