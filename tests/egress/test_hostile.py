@@ -1,32 +1,22 @@
 """Anything a client may say, however it is cut into pieces: what gets to a server is for the name, or nothing.
 
-A real sandbox's end and a real server's, in one process; where a client meant to go is told by the
-test instead of the kernel, and so is which server is behind a name.
+A real sandbox's end and a real server's, in one process: see `one_sandbox`.
 """
 
 from __future__ import annotations
 
 import re
-import socket
-import time
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence import NetworkLimits, NetworkPolicy
-from ringfence.egress import reach
-from ringfence.egress import sandbox as sandboxes
-from ringfence.egress.commons import Commons
 from ringfence.egress.dns.names import PROXY_V4
-from ringfence.egress.dns.resolve import Found, Resolver
-from ringfence.egress.io.loop import Loop, sleep
-from ringfence.egress.io.streams import prepare
-from ringfence.egress.sandbox import Sandbox
 from ringfence.egress.tls.hello import client_hello
 from tests.egress import smuggling
 from tests.egress.hellos import alpn, message, of_this_library, records, sni
+from tests.egress.one_sandbox import Scene
 
 pytestmark = pytest.mark.anyone
 
@@ -36,100 +26,8 @@ POLICY = NetworkPolicy(
 )
 
 
-class Scene:
-    """One sandbox with one client, and what came to whichever server was dialled."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.meant: tuple[bytes, int] = (b"", 0)
-        self.told: list[dict[str, Any]] = []
-        self.dialled: list[tuple[str, int]] = []
-        self._servers: list[socket.socket] = []
-        self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(reach, "connect", self._connect)
-        self._patch.setattr(sandboxes, "destination", lambda *_: self.meant)
-        self.commons = Commons(self.loop, self._tell, resolver=Resolver(self.loop, self._look_up))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        settings = {"policy": POLICY.to_json(), "secrets": {}, "network_bytes": None, "ca": None}
-        self.sandbox = Sandbox(
-            self.commons, "sbx-1", settings, self._listener.dup(), self._datagrams.dup()
-        )
-        self._name = self.sandbox.names.addresses("a.test")[0]
-
-    def _tell(self, message: dict[str, Any]) -> bool:
-        self.told.append(message)
-        return True
-
-    @staticmethod
-    def _look_up(_name: str) -> Found:
-        return ((socket.AF_INET, "127.0.0.1"),)
-
-    async def _connect(self, places: list[tuple[int, str]], port: int) -> tuple[socket.socket, str]:
-        self.dialled.append((places[0][1], port))
-        ours, theirs = socket.socketpair()
-        prepare(ours)
-        theirs.setblocking(False)
-        self._servers.append(theirs)
-        return ours, places[0][1]
-
-    def say(self, port: int, pieces: list[bytes], *, to: bytes = b"") -> bytes:
-        """Say it, end, and wait until all is over; returns what the server heard."""
-        self.meant = (to or self._name), port
-        heard = bytearray()
-        client = socket.create_connection(self._listener.getsockname())
-        client.setblocking(False)
-        try:
-            for piece in pieces:
-                try:
-                    client.send(piece)
-                except OSError:
-                    break
-                for _ in range(3):
-                    self.loop.run_until_done(sleep(0))
-                heard += self._hear()
-            try:
-                client.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass
-            until = time.monotonic() + 30  # a thread looks names up, and may have to wait
-            while time.monotonic() < until:
-                self.loop.run_until_done(sleep(0.001))
-                heard += self._hear()
-                self._answer()
-                if not self.sandbox.connections:
-                    return bytes(heard)
-            raise AssertionError("it does not end")
-        finally:
-            client.close()
-
-    def _hear(self) -> bytes:
-        heard = b""
-        for server in self._servers:
-            try:
-                heard += server.recv(1 << 20)
-            except OSError:
-                pass
-        return heard
-
-    def _answer(self) -> None:
-        for server in self._servers:
-            try:
-                server.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        self.sandbox.close()
-        self.commons.close()
-        self.loop.close()
-        self._patch.undo()
-        for sock in (self._listener, self._datagrams, *self._servers):
-            sock.close()
-
-
 def said(port: int, pieces: list[bytes], *, to: bytes = b"") -> tuple[bytes, Scene]:
-    scene = Scene()
+    scene = Scene(POLICY)
     try:
         return scene.say(port, pieces, to=to), scene
     finally:

@@ -125,7 +125,7 @@ class Connection:
         if self._is_over or not self.port or not (self.host or self.address):
             return
         if self.site is not None:
-            self.site.judge = self.sandbox.judge
+            self.site.renew(self.sandbox.judge, self.sandbox.secrets)
         if reason := self._objection():
             self.cut(f"no longer allowed: {reason}")
 
@@ -186,6 +186,7 @@ class Connection:
         self.sandbox.commons.connections -= 1
         if self.is_recorded:
             self._record(reason, allowed)
+        self.sandbox.part()
         self.relay = None
 
     def _record(self, reason: str, allowed: bool) -> None:

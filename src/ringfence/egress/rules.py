@@ -40,6 +40,7 @@ class Ruled:
         self.meter = Meter(commons.loop)
         self.connections: set[Any] = set()  # `Connection` and `Inbound`, which name this class
         self.authority: Authority | None = None
+        self._is_closed = False
         self._given_authority: dict[str, str] | None = None
         self.apply(settings)
 
@@ -130,10 +131,19 @@ class Ruled:
 
     def close(self) -> None:
         """Cut everything: nothing is let in or out any more."""
+        self._is_closed = True
         for connection in list(self.connections):
             connection.cut("the sandbox is gone")
         self.commons.resolver.forget(self.id)
-        self.commons.record.forget(self.id)
+        self.part()
+
+    def part(self) -> None:
+        """Let the record forget the sandbox, once it is closed and its last connection has ended.
+
+        A connection that a task serves ends in the next turn, and is recorded then.
+        """
+        if self._is_closed and not self.connections:
+            self.commons.record.forget(self.id)
 
 
 def read_policy(form: dict[str, Any]) -> NetworkPolicy:

@@ -49,7 +49,6 @@ class Sandbox(Ruled):
         has_ipv6 = listener.family == socket.AF_INET6
         super().__init__(commons, sandbox_id, settings, has_ipv6=has_ipv6)
         self._listener, self._datagrams = listener, datagrams
-        self._is_closed = False
         self._token = bytes.fromhex(settings.get("token", ""))
         for sock in (listener, datagrams):
             sock.setblocking(False)

@@ -53,6 +53,15 @@ class Site:
         self.status = 0
         self.judge, self._secrets = judge, secrets or Secrets()
 
+    def renew(self, judge: Judge, secrets: Secrets) -> None:
+        """Go by another policy, and by other secrets where the request is still to come.
+
+        The answer to one that was passed on is searched for the secrets that went with it.
+        """
+        self.judge = judge
+        if self.request is None:
+            self._secrets = secrets
+
     @property
     def limits(self) -> NetworkLimits:
         return self.judge.policy.limits
