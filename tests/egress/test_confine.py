@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -185,6 +187,43 @@ def test_it_reads_what_the_resolver_needs_and_writes_nothing(
     assert {"done"} == {found[name] for name in needed}, done.stderr
     others = {name: what for name, what in found.items() if name not in needed}
     assert {"PermissionError" if confined else "done"} == set(others.values()), others
+
+
+_ABSTRACT = """
+import socket, sys
+sys.path[:0] = [{source!r}]
+from ringfence.egress import confine
+{confine}
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0" + {name!r})
+except OSError as exc:
+    print(type(exc).__name__)
+else:
+    print("done")
+"""
+
+
+@pytest.mark.skipif(landlock.abi_version() < 6, reason="needs Landlock of ABI 6")
+@pytest.mark.parametrize(
+    ("confined", "told"),
+    [
+        ("", "done"),
+        ("confine._restrict_files()", "PermissionError"),
+        ("confine.confine()", "PermissionError"),
+    ],
+)
+def test_it_reaches_no_abstract_socket_of_the_host(confined: str, told: str) -> None:
+    """Desktops and daemons listen on them in the host's network namespace; only Landlock refuses them."""
+    name = f"ringfence-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        code = _ABSTRACT.format(source=str(SOURCE), confine=confined, name=name)
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        )
+
+    assert [told] == run.stdout.splitlines()
 
 
 _CALLS = """

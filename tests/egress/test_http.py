@@ -584,6 +584,26 @@ class TestSecrets:
 
         assert outcome.received.endswith(b"\r\n\r\n<hunter2")
 
+    @pytest.mark.parametrize("status", [b"100 Continue", b"103 hunter2-and-more"])
+    def test_an_interim_answer_shows_none(self, status: bytes) -> None:
+        """Servers may show a credential in Early Hints, before the final answer."""
+        interim = b"HTTP/1.1 %b\r\nLink: <hunter2-and-more>\r\n\r\n" % status
+
+        hidden = play(saying(head()), answering(interim + ANSWER), self.site()).received
+        assert b"hunter2" not in hidden
+        assert b"Link: <****************>\r\n" in hidden
+        assert hidden.endswith(b"hello")
+        shown = play(saying(head()), answering(interim + ANSWER), a_site()).received
+        assert b"Link: <hunter2-and-more>\r\n" in shown
+
+    def test_the_head_of_a_websocket_shows_none(self) -> None:
+        answer = SWITCHED.replace(b"\r\n\r\n", b"\r\nX-Seen: hunter2-and-more\r\n\r\n")
+
+        hidden = play(saying(WEBSOCKET), answering(answer), self.site()).received
+        assert b"X-Seen: ****************\r\n" in hidden
+        shown = play(saying(WEBSOCKET), answering(answer), a_site()).received
+        assert b"X-Seen: hunter2-and-more\r\n" in shown
+
     def test_an_answer_that_nobody_can_look_into_is_refused(self) -> None:
         answer = ANSWER.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
 
