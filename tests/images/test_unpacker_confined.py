@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ringfence.policy.seccomp import MACHINES
 
 _SCRIPT = """
 import json, os, resource, socket, sys
@@ -64,3 +68,43 @@ def test_it_makes_no_socket_and_starts_no_program(tmp_path: Path, abi: int) -> N
     assert "done" == found["inside"], "and it can do its work"
     if abi < 0:
         assert "PermissionError" == found["outside"]
+
+
+# Arguments with which a call that is allowed fails for another reason: nothing is started or traced.
+_REFUSED = {
+    "execve": (0, 0, 0),
+    "execveat": (-1, 0, 0, 0, 0),
+    "ptrace": (17, 0x7FFFFFF0, 0, 0),  # PTRACE_DETACH, of nobody
+    "socket": (1, 0xF, 0),
+    "socketpair": (1, 0xF, 0, 0),
+}
+_CALLS = """
+import ctypes, json, sys
+from ringfence.images import unpacker
+
+target, calls, confined = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
+libc = ctypes.CDLL(None, use_errno=True)
+if confined:
+    unpacker.confine(target)
+
+def error(number, arguments):
+    ctypes.set_errno(0)
+    libc.syscall(number, *map(ctypes.c_long, arguments))
+    return ctypes.get_errno()
+
+print(json.dumps({name: error(*call) for name, call in calls.items()}))
+"""
+
+
+def test_no_call_that_starts_a_program_or_makes_a_socket_is_left(tmp_path: Path) -> None:
+    numbers = MACHINES[os.uname().machine].numbers
+    calls = json.dumps({name: (numbers[name], given) for name, given in _REFUSED.items()})
+
+    def errors(*, confined: bool) -> dict[str, int]:
+        argv = [sys.executable, "-c", _CALLS, str(tmp_path), calls, str(confined)]
+        said = subprocess.run(argv, capture_output=True, check=True, text=True)
+        found: dict[str, int] = json.loads(said.stdout)
+        return found
+
+    assert dict.fromkeys(_REFUSED, errno.EPERM) == errors(confined=True)
+    assert errno.EPERM not in errors(confined=False).values()

@@ -474,6 +474,21 @@ class TestRequests:
         assert ["EXACT", "OTHER"] == secrets("c.b.a.com", "/")
         assert ["OTHER", "PATH"] == secrets("c.b.a.com", "/v1/x")
 
+    @pytest.mark.parametrize(("short", "long"), [("A", "B"), ("B", "A")])
+    @pytest.mark.parametrize("beside", ["/", "/z"])
+    def test_of_credentials_for_one_host_the_longer_path_wins(
+        self, short: str, long: str, beside: str
+    ) -> None:
+        """Neither the order of the rules nor their text decides."""
+        rules = [
+            NetworkRule("a.com", paths=("/*",), credential=Credential(short)),
+            NetworkRule("a.com", paths=("/v1/keys/*", beside), credential=Credential(long)),
+        ]
+        for given_ in (rules, rules[::-1]):
+            judge_ = Judge(NetworkPolicy(rules=tuple(given_)))
+            assert (Credential(long),) == judge_.credentials("a.com", 443, "GET", "/v1/keys/x")
+            assert (Credential(short),) == judge_.credentials("a.com", 443, "GET", "/v1/y")
+
     @given(worlds.policies, requests)
     def test_no_credential_without_permission(
         self, policy: NetworkPolicy, request: tuple[str, int, str, str]
