@@ -67,3 +67,6 @@ def test_what_follows_a_sealed_request_needs_a_seal_or_a_key(socket_path: Path) 
             connection.connect()
             assert 200 == connection.status(path, sealed=False), "others are as before"
             assert 401 == connection.status(path, sealed=True, secret=b"of another cluster")
+            if connection.sock is not None:  # `/v1` ends the connection of who has no key
+                assert 401 == connection.status("/sandboxes", sealed=False), "E2B's does not"
+                assert 401 == connection.status("/v1/sandboxes", sealed=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,22 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from ringfence import Mount, SandboxSpec
+from ringfence import Limits, Mount, SandboxSpec
 from ringfence.api.access import keys, origin_policy
-from ringfence.api.access.caller import ADMIN, TOKEN, USER, Caller
+from ringfence.api.access.caller import ADMIN, METRICS, READ_ONLY, TOKEN, USER, Caller
+from ringfence.api.access.ceilings import Ceilings
 from ringfence.api.access.keys import Authenticator
+from ringfence.api.access.open_requests import OpenRequests
 from ringfence.api.access.origin_policy import OriginPolicy
-from ringfence.api.access.permissions import Found, Permissions, Rule, check_route, find
+from ringfence.api.access.permissions import (
+    NOTHING,
+    ROUTES,
+    Found,
+    Permissions,
+    Rule,
+    check_route,
+    find,
+)
 from ringfence.api.admission import Admission, Body
 from ringfence.api.bounds import Bounds
 from ringfence.errors import (
@@ -29,6 +40,7 @@ from ringfence.errors import (
     TooSlow,
 )
 from ringfence.model.acquire import AttachRequest
+from ringfence.model.template import TemplateRequest
 from ringfence.store.records import LIVE, SandboxRecord
 from ringfence.store.store import Store
 
@@ -108,6 +120,76 @@ def test_an_old_secret_opens_until_its_end_and_not_at_it(
     _, newest = authenticator.rotate(record.id, 0.0)
     assert authenticator.caller(new) is None
     assert authenticator.caller(newest)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "overlap_s", "until"),
+    [(None, 10.0, 1010.0), (1005.0, 10.0, 1005.0), (1050.0, 10.0, 1010.0), (None, 0.0, 0.0)],
+)
+def test_what_an_old_secret_opened_ends_when_it_opens_no_more(
+    authenticator: Authenticator, expires_at: float | None, overlap_s: float, until: float
+) -> None:
+    """Streams end by a timer: the secret is not shown again."""
+    record, old = authenticator.make(owner="ann", scope=USER, expires_at=expires_at)
+    with_old = authenticator.caller(old)
+    assert with_old is not None
+    end = float("inf") if expires_at is None else expires_at
+    assert end == authenticator.opens_until(with_old)
+
+    _, new = authenticator.rotate(record.id, overlap_s)
+
+    with_new = authenticator.caller(new)
+    assert with_new is not None
+    assert until == authenticator.opens_until(with_old)
+    assert end == authenticator.opens_until(with_new)
+    authenticator.remove(record.id, with_new, this_key=True)
+    assert 0.0 == authenticator.opens_until(with_new)
+
+
+def test_a_key_that_has_ended_speaks_for_nothing_that_was_made_with_it(
+    authenticator: Authenticator, clock: Clock
+) -> None:
+    record, _ = authenticator.make(owner="ann", scope=USER, expires_at=1010.0)
+    clock.now = 1009.999
+    holder = authenticator.holder(record.id)
+    assert holder is not None
+    assert ("ann", USER, record.id) == (holder.client, holder.scope, holder.key)
+    clock.now = 1010.0
+    assert authenticator.holder(record.id) is None
+    assert authenticator.holder("key-of-nobody") is None
+
+
+async def test_a_stream_ends_with_its_key_whatever_other_keys_did_before() -> None:
+    """Each look at the open requests plans the next one."""
+    store = Store(None)
+    authenticator = Authenticator(store)
+    requests = OpenRequests(authenticator)
+
+    async def stream(text: str) -> None:
+        caller = authenticator.caller(text)
+        assert caller is not None
+        request = requests.begin(caller, "GET", None)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            requests.end(request)
+
+    end = time.time() + 0.3
+    texts = [
+        authenticator.make(owner="ann", scope=USER, expires_at=end + later)[1]
+        for later in (0.0, 0.1, 3600.0)
+    ]
+    tasks = [asyncio.create_task(stream(text)) for text in texts]
+    await asyncio.sleep(0)
+    requests.look()  # another key was rotated or removed
+
+    await asyncio.wait(tasks[:2], timeout=10)
+    assert [True, True, False] == [task.done() for task in tasks]
+    assert time.time() >= end
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+    requests.look()
+    store.close()
 
 
 def test_a_token_ends_with_what_made_it(authenticator: Authenticator, clock: Clock) -> None:
@@ -354,6 +436,29 @@ def test_less_protection_is_an_admins_to_ask_for(spec: SandboxSpec, refused: str
     assert (f"create_spec.{refused}" if refused else "") == field_of(ANN, attach)
 
 
+MAKERS: list[tuple[Any, Callable[[Any], SandboxSpec]]] = [
+    (SandboxSpec(), lambda judged: judged),
+    (
+        AttachRequest("sbx-1", create_if_missing=True, create_spec=SandboxSpec()),
+        lambda judged: judged.create_spec,
+    ),
+    (AttachRequest("sbx-1", create_if_missing=True), lambda judged: judged.create_spec),
+    (TemplateRequest("x"), lambda judged: judged.base),
+]
+
+
+@pytest.mark.parametrize(("asked", "spec_of"), MAKERS)
+def test_what_makes_a_sandbox_and_leaves_its_limits_out_gets_the_ceilings(
+    asked: Any, spec_of: Callable[[Any], SandboxSpec]
+) -> None:
+    """Each request that has a spec, or stands for the default one."""
+    most = Limits(memory_bytes=2**25, pids=16, wall_time_s=5, cpus=0.5, network_bytes=100)
+    permissions = Permissions(most=Ceilings(most, ttl_s=60))
+
+    assert most == spec_of(permissions.judge(ANN, asked)).limits
+    assert asked is permissions.judge(Caller("root", ADMIN), asked)
+
+
 def test_nobody_acts_for_another_client() -> None:
     assert "" == field_of(ANN, AttachRequest("sbx-1", "ann"))
     assert "client_id" == field_of(ANN, AttachRequest("sbx-1", "bob"))
@@ -383,6 +488,20 @@ def test_a_token_opens_what_is_in_its_sandbox_and_no_list() -> None:
     for method, path in (("GET", "/v1/pools"), ("PUT", "/v1/pools"), ("GET", "/v1/keys")):
         assert not may(method, path, ANN)
         assert may(method, path, Caller("root", ADMIN))
+
+
+def test_no_key_may_do_more_than_its_scope_says_on_any_route() -> None:
+    """Check the table against rules: a comparison of the server with its table finds no error in the table."""
+    beyond = {"policy", "mounts", "life", "keys"}
+    for (method, path), rule in ROUTES.items():
+        assert ADMIN in rule.scopes, (method, path)
+        if {READ_ONLY, METRICS} & {*rule.scopes}:
+            assert ("GET", NOTHING, ()) == (method, rule.body, rule.changes), path
+        if TOKEN in rule.scopes:
+            assert path.startswith("/v1/sandboxes/{sandbox_id}"), path
+            assert beyond.isdisjoint(rule.changes), path
+        if path.startswith(("/v1/keys", "/v1/pools")) or path.endswith(("/config", "/evict")):
+            assert (ADMIN,) == rule.scopes, path
 
 
 def test_a_token_is_kept_to_its_sandbox_whatever_a_route_is_open_to() -> None:
