@@ -187,7 +187,7 @@ class AsyncTransport:
             try:
                 response = await client.send(request, stream=stream)
                 self._was_seen = True
-                if response.status_code < 400:
+                if response.status_code < 300:
                     return response
                 await response.aread()
                 await response.aclose()
@@ -200,6 +200,8 @@ class AsyncTransport:
                     raise self._lost(exc) from exc
                 wait_s = pause_s(attempt, {})
             else:
+                if response.status_code < 400:
+                    raise self._moved(response)
                 if not repeat or response.status_code not in BUSY or attempt >= self._most():
                     raise _error(response)
                 wait_s = pause_s(attempt, response.headers)
@@ -267,6 +269,14 @@ class AsyncTransport:
             raise self._lost(exc) from exc
         finally:
             await self._give_back()
+
+    def _moved(self, response: httpx2.Response) -> Exception:
+        """An error for a redirection, which is not followed: another server must not see the key."""
+        there = response.headers.get("location", "")[:200]
+        return ServerUnreachable(
+            f"{self.address.shown} redirects to {there!r}",
+            hint="give the client the address of the server itself",
+        )
 
     def _lost(self, exc: httpx2.RequestError) -> Exception:
         where = self.address.shown
