@@ -51,6 +51,18 @@ def test_a_large_file_goes_in_and_comes_out(client: httpx.Client, base: str) -> 
     assert hashlib.sha256(data).hexdigest() in _run(client, base, "sha256sum big")
 
 
+@pytest.mark.parametrize("zeros", [1 << 16, (1 << 20) + 1])
+def test_zeros_at_the_end_are_part_of_a_file(
+    client: httpx.Client, base: str, zeros: int
+) -> None:
+    """Blocks of zeros are skipped as holes, of which the last needs its end set."""
+    data = b"a" * (1 << 16) + bytes(zeros)
+    written = client.put(f"{base}/content", params={"path": "holes"}, content=data)
+
+    assert len(data) == written.json()["size_bytes"]
+    assert data == client.get(f"{base}/content", params={"path": "holes"}).content
+
+
 def test_a_chunked_upload_and_append(client: httpx.Client, base: str) -> None:
     pieces = (b"x" * 100_000 for _ in range(30))
     client.put(f"{base}/content", params={"path": "a"}, content=pieces)
