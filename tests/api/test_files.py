@@ -52,9 +52,7 @@ def test_a_large_file_goes_in_and_comes_out(client: httpx.Client, base: str) -> 
 
 
 @pytest.mark.parametrize("zeros", [1 << 16, (1 << 20) + 1])
-def test_zeros_at_the_end_are_part_of_a_file(
-    client: httpx.Client, base: str, zeros: int
-) -> None:
+def test_zeros_at_the_end_are_part_of_a_file(client: httpx.Client, base: str, zeros: int) -> None:
     """Blocks of zeros are skipped as holes, of which the last needs its end set."""
     data = b"a" * (1 << 16) + bytes(zeros)
     written = client.put(f"{base}/content", params={"path": "holes"}, content=data)
