@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,7 @@ from ringfence.bench.settings import Settings
 from ringfence.cli.diagnosis.bench import main
 from ringfence.errors import InvalidRequest, ResourceExhausted
 from tests.features import require
-from tests.native.outside import init_pid
+from tests.native.outside import init_pid, until
 
 pytestmark = pytest.mark.full
 
@@ -163,6 +166,32 @@ def test_a_real_run_measures_and_leaves_nothing() -> None:
     assert {"create", "exec", "throughput"} == {row.measure for row in rows}
     assert _calm()
     assert len(os.listdir("/proc/self/fd")) <= fds + 8
+
+
+def test_a_run_that_a_signal_ends_leaves_no_server(tmp_path: Path) -> None:
+    require("user namespaces")
+    with subprocess.Popen(
+        [sys.executable, "-m", "ringfence", "bench", "--floods", "--quick"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    ) as run:
+        try:
+            assert until(lambda: [*tmp_path.glob("rf-bench-*/s/ringfence.sock")])
+            [path] = tmp_path.glob("rf-bench-*/s/ringfence.sock")
+            with socket.socket(socket.AF_UNIX) as server:
+                server.connect(str(path))
+                run.terminate()
+                assert 128 + signal.SIGTERM == run.wait(60)
+                server.settimeout(60)
+                try:
+                    said = server.recv(1)
+                except ConnectionResetError:  # as it ended before it accepted
+                    said = b""
+                assert b"" == said, "its server has ended"
+        finally:
+            run.kill()
+
+    assert [] == [*tmp_path.iterdir()]
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import sys
 
 from ..commands import BENCH
@@ -34,11 +35,17 @@ def main(argv: Sequence[str]) -> int:
         for name in bench.MEASURES
         if (name in asked if asked else name not in bench.ONLY_IF_ASKED)
     ]
+    # As at Ctrl-C, what was started ends too: servers and their sandboxes would stay for ever.
+    signal.signal(signal.SIGTERM, _end)
     rows, missing = bench.measure(names, settings, None if "json" in options else bench.Screen())
     if "json" in options:
         json.dump(report.to_json(rows, missing, settings), sys.stdout, indent=2)
         sys.stdout.write("\n")
     return 0
+
+
+def _end(signum: int, _frame: object) -> None:
+    raise SystemExit(128 + signum)
 
 
 def _check(words: Sequence[str]) -> None:
