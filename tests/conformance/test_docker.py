@@ -61,7 +61,7 @@ class TestDocker(
 
 
 def test_the_agent_sees_how_much_of_its_memory_limit_is_used() -> None:
-    """It waits for what the kernel has yet to give back of a killed program (`guest/uncharged.py`)."""
+    """It waits for what the kernel has yet to give back of a killed program (`guest/execs.py`)."""
     backend = DockerBackend(_socket[0])
     limits = {"memory_bytes": 96 << 20}
     with closing(backend), Sandbox.create(backend=backend, limits=limits) as made:

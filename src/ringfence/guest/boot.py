@@ -9,7 +9,7 @@ import resource
 
 from ..launcher import wire
 from ..linux import mounts, namespaces, privileges, seccomp
-from . import uncharged, users
+from . import execs, users
 from .agent import Agent
 from .groups import Groups
 from .tags import Tags
@@ -45,7 +45,7 @@ def main(mapper: Mapper | None = None) -> NoReturn:
             step = "agent"
         elif not settings["own_kernel"]:
             users.keep_score(walled=False)
-            uncharged.keep()
+            execs.keep_usage()
         groups: Groups | Tags
         listener = None
         if settings["own_kernel"]:

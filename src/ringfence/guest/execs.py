@@ -9,7 +9,7 @@ import time
 
 from ..launcher import wire
 from ..launcher.pid1 import forked
-from . import flows, relays, starting, uncharged, users
+from . import flows, relays, starting, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
 _PREFERRED, _MOST_SCORE = 500, 1000  # include/uapi/linux/oom.h
+# Of a memory cgroup of version 2, and of version 1: the container's own, as Docker and LXC show it.
+_USAGE_AND_LIMIT = (
+    ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.max"),
+    (
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ),
+)
+_ROOM_BYTES = 4 << 20
+_PATIENCE_S, _EVERY_S = 0.5, 0.002
+_PAUSE_S = 1.0  # between two waits for memory, in which the agent does what else there is
 LOOK_S = 0.01  # how soon to look again whether a killed tree is gone
 
 
@@ -124,7 +135,7 @@ class Execs:
             if pid == 0:
                 break
             if signal.SIGKILL == status & 0x7F:
-                uncharged.wait()
+                _await_memory()
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 run.report = wire.ExecReport(
@@ -248,6 +259,60 @@ class OomScore:
                 os.write(self._fd, b"%d" % score)
             except OSError:
                 pass
+
+
+class Uncharged:
+    """Waits for memory that the kernel still charges to ended processes, whose limit is the agent's as well.
+
+    The pages of a killed process stay charged for 5 to 30 ms after it was reaped (Linux 6.18), longer on a busy
+    host. The agent that asks for memory meanwhile is alone at the limit, and is killed for it. Under Docker 4
+    sandboxes of 3,300 were lost so, beside a load of 16. See decisions 148 and 343.
+
+    Args:
+        files: Pairs of paths, of what is used and of the limit in bytes; the first that can be read counts.
+    """
+
+    def __init__(self, files: tuple[tuple[str, str], ...] = _USAGE_AND_LIMIT) -> None:
+        self._fd, self._enough, self._next = -1, 0, 0.0
+        for usage, limit in files:
+            try:
+                with open(limit, "rb") as file:
+                    self._enough = int(file.read()) - _ROOM_BYTES
+                self._fd = os.open(usage, os.O_RDONLY | os.O_CLOEXEC)
+                self._used()  # which makes the kernel's buffer, that later reads use again
+            except (OSError, ValueError):
+                continue  # there is none, or no limit
+            return
+
+    def _used(self) -> int:
+        return int(os.pread(self._fd, 32, 0))
+
+    def wait(self) -> bool:
+        """Wait for room, half a second at most and not again within a second; whether there is any."""
+        if self._fd < 0 or self._used() <= self._enough:
+            return True
+        began = time.monotonic()
+        if began < self._next:
+            return False
+        until = began + _PATIENCE_S
+        while (is_full := self._used() > self._enough) and time.monotonic() < until:
+            time.sleep(_EVERY_S)
+        self._next = time.monotonic() + _PAUSE_S
+        return not is_full
+
+
+_uncharged: Uncharged | None = None
+
+
+def keep_usage() -> None:
+    """Open the files of the memory limit, before they are hidden."""
+    global _uncharged
+    _uncharged = Uncharged()
+
+
+def _await_memory() -> None:
+    if _uncharged is not None:
+        _uncharged.wait()
 
 
 def send(pid: int, signum: int) -> bool:

@@ -15,7 +15,7 @@ import stat
 
 from ..launcher import build, newroot
 from ..linux import mounts, namespaces, privileges
-from . import room, uncharged, users
+from . import execs, room, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def set_up(settings: Settings) -> list[int]:
     _restrict_mounts()
     build.bound_user_namespace("/proc", forbid_user_namespaces=True)
     users.keep_score(walled=True)
-    uncharged.keep()
+    execs.keep_usage()
     for path in settings["covered"]:
         _cover(path)
     fd = os.open("/proc", os.O_PATH | os.O_CLOEXEC)

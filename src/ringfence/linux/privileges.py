@@ -88,10 +88,13 @@ def empty_capability_sets(keep: int = 0) -> None:
 
 
 def drop_groups() -> None:
-    """Give up supplementary groups, where the user namespace allows it: that of an ordinary user does not."""
+    """Give up supplementary groups, where the user namespace allows it: that of an ordinary user does not.
+
+    Precondition: CAP_SETGID in it, as after entering it. Without, setgroups(2) would fail for the same reason.
+    """
     try:
         os.setgroups([])
-    except PermissionError:
+    except PermissionError:  # user_namespaces(7): its /proc/PID/setgroups says deny, for good
         pass
 
 

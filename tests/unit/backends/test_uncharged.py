@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.guest.uncharged import Uncharged
+from ringfence.guest.execs import Uncharged
 
 pytestmark = pytest.mark.anyone
 

@@ -7,6 +7,7 @@ import time
 from typing import Any, cast
 
 import pytest
+from tests.unit.cluster.stored import Stored
 
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.bindings import Binding, id_name
@@ -43,41 +44,18 @@ FORM = {
 }
 
 
-class _Directory:
-    """A store in memory: `asked` is called while a gateway reads what was on a node."""
+class _Directory(Stored):
+    """`asked` is called while a gateway reads what was on a node."""
 
     def __init__(self) -> None:
-        self.values = {
-            "node/n0": json.dumps(FORM).encode(),
-            "list/n0": json.dumps([{**MADE, "created_at": 1.0}]).encode(),
-        }
+        lists = json.dumps([{**MADE, "created_at": 1.0}]).encode()
+        super().__init__(**{"node/n0": json.dumps(FORM).encode(), "list/n0": lists})
         self.living = {"r0": ("127.0.0.1", 1)}
         self.asked: Any = lambda: None
 
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def ray_nodes(self) -> dict[str, tuple[str, int]]:
-        return self.living
-
-    def list(self, prefix: str) -> list[str]:
-        return [each for each in self.values if each.startswith(prefix)]
-
-    def many(self, prefix: str) -> dict[str, bytes]:
-        return {each: self.values[each] for each in self.list(prefix)}
-
     def get(self, key: str) -> bytes | None:
         self.asked()
-        return self.values.get(key)
-
-    def put(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def put_first(self, key: str, value: bytes) -> bytes:
-        return self.values.setdefault(key, value)
-
-    def remove(self, key: str) -> None:
-        self.values.pop(key, None)
+        return super().get(key)
 
 
 def test_a_node_is_known_or_lost_at_every_moment() -> None:

@@ -31,7 +31,6 @@ _MODULES = (
     "ringfence.guest.relays",
     "ringfence.guest.tags",
     "ringfence.guest.trees",
-    "ringfence.guest.uncharged",
     "ringfence.guest.users",
     "ringfence.guest.isolation",
     "ringfence.guest.watchdog",
