@@ -30,11 +30,11 @@ OF_BYTES = (
     "preview-interim", "preview-chunks", "preview-headers", "preview-upload",
     "ws-messages", "ws-pings", "ws-fragments", "ws-sent", "tcp-much", "tcp-sent",
     "attach-input", "attach-bytes", "attach-resize-unread", "attach-pings", "attach-unread",
-    "stream-events", "stream-unread", "upload-bytes", "tree-in",
+    "stream-events", "stream-unread", "upload-bytes", "tree-in", "heads-slow", "frames-slow",
 )  # fmt: skip
 OF_OBJECTS = (
     "list", "watch", "labels", "body-deep", "body-exec", "body-replace", "pipelined",
-    "snapshots-list", "metrics",
+    "snapshots-list", "metrics", "openapi",
 )  # fmt: skip
 
 
@@ -48,6 +48,7 @@ def fixture_flooded(start_daemon: StartDaemon) -> Daemon:
 def fixture_clients(flooded: Daemon) -> Clients:
     with flooded.client() as client:
         at = "/v1/sandboxes/" + client.post("/v1/sandboxes", json={}).json()["id"]
+        client.get("/v1/openapi.json").raise_for_status()  # is made once, and kept
     made = Clients(f"unix:{flooded.socket}", flooded.process.pid, at)
     made.p99_ms(0.5)  # what is imported when it is first needed
     return made

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -23,9 +27,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ringfence.api.app import make_app
+from ringfence.api import app as app_module
+from ringfence.api.app import document, make_app
 from ringfence.api.schema import schema_of
 from ringfence.api.service import Service
+from ringfence.api.thread_pools import ThreadPools
 from ringfence.errors import RingfenceError
 from ringfence.model import ExecRequest, NetworkPolicy, StartRequest
 from ringfence.model.base.model import Model
@@ -51,7 +57,7 @@ FOR_ADMINS = ("/v1/keys", "/metrics", "/api/v1/sandbox/config")
 load_all_checks()
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 
-DOCUMENT: dict[str, Any] = make_app(cast("Service", None)).openapi()
+DOCUMENT: dict[str, Any] = document(make_app(cast("Service", None)))
 # Every request here has a key; what happens without one is in test_auth.
 OPEN = {key: part for key, part in DOCUMENT.items() if key != "security"}
 OPERATIONS: list[Any] = [
@@ -291,3 +297,25 @@ def test_what_the_framework_refuses_has_one_status(client: httpx.Client) -> None
         assert (status, status) == (answer.status_code, answer.json()["status"])
     refused = client.patch("/v1/sandboxes").json()
     assert ("Method Not Allowed", "unsupported") == (refused["title"], refused["code"])
+
+
+async def test_the_document_is_made_once_and_not_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes half a second, in which nobody else would be answered."""
+    service = cast("Service", SimpleNamespace(thread_pools=ThreadPools()))
+    app, made_in = make_app(service), list[threading.Thread]()
+
+    def count(app: Any) -> dict[str, Any]:
+        made_in.append(threading.current_thread())
+        return document(app)
+
+    monkeypatch.setattr(app_module, "document", count)
+    (endpoint,) = (each.endpoint for each in app.routes if each.path == "/v1/openapi.json")  # type: ignore[attr-defined]
+    request = SimpleNamespace(app=app)
+    answers = await asyncio.gather(*(endpoint(request) for _ in range(4)))
+    service.thread_pools.close()
+
+    assert 1 == len(made_in)
+    assert threading.current_thread() is not made_in[0]
+    assert all(DOCUMENT == json.loads(each.body) for each in answers)

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from ringfence.e2b import interpreter
-from tests.e2b.conftest import Box, Client
+from tests.api.conftest import Daemon
+from tests.e2b.conftest import Box, Client, MakeClient
 
 SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
 PORT = {"E2b-Sandbox-Port": "49999"}
@@ -335,3 +336,21 @@ def test_a_fork_has_the_variables_and_processes(client: Client, box: Box) -> Non
     for each in forks:
         assert "exit status 0" in str(each.run("until grep -q line said; do sleep 0.01; done"))
         assert 204 == client.api("DELETE", f"/sandboxes/{each.id}").status_code
+
+
+def test_a_sandbox_that_another_api_made_has_an_interpreter(
+    daemon: Daemon, make_client: MakeClient
+) -> None:
+    """Without the home of E2B's user it begins where the sandbox's programs do."""
+    admin = make_client(scope="admin")
+    with daemon.client() as local:
+        made = local.post("/v1/sandboxes", json={}).raise_for_status().json()
+        shown = admin.api("POST", f"/sandboxes/{made['id']}/connect", json={"timeout": 60})
+        assert shown.is_success, shown.text
+        box = Box(admin.http, shown.json())
+        argv = {"argv": ["pwd"], "wait": True}
+        ran = local.post(f"/v1/sandboxes/{made['id']}/execs", json=argv).raise_for_status().json()
+        lines = _execute(box, "import os; os.getcwd()")
+        local.delete(f"/v1/sandboxes/{made['id']}")
+
+    assert ran["result"]["stdout"].strip() == _of(lines, "result")[0]["text"]

@@ -425,6 +425,49 @@ def test_a_page_is_full_although_one_on_it_is_about_to_begin(execs: Execs, live:
         execs._beginning.discard(hidden.id)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_one_that_begins_while_it_is_looked_for_is_found_as_it_is_then(
+    execs: Execs, live: Live, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written down, and does not run yet; then it does, or has ended already."""
+    begun = execs.start(live, CAT)
+    original, looks = execs._records.get, list[str]()
+    with execs._lock:
+        run = execs._runs.pop(begun.id)
+
+    def get(exec_id: str) -> Any:
+        record = original(exec_id)
+        looks.append(exec_id)
+        if 1 == len(looks):
+            with execs._lock:
+                execs._runs[begun.id] = run
+            if ends:
+                begun.end_input()
+                begun.done.result(PATIENCE_S)
+                assert until(lambda: begun.id not in execs._runs)
+        return record
+
+    monkeypatch.setattr(execs._records, "get", get)
+    found = execs.find(live.sandbox_id, begun.id)
+    assert ends == (not found.view().running)
+    assert ends == (found is not begun)
+    if not ends:
+        begun.end_input()
+        begun.done.result(PATIENCE_S)
+
+
+def test_one_that_does_not_go_on_here_is_told_and_holds_nothing(execs: Execs, live: Live) -> None:
+    begun = execs.start(live, CAT)
+    before = descriptors_beneath(execs.directory), execs._budget.left
+    execs.lose(begun.view().altered(id="exec-elsewhere"), SandboxLost("it does not go on"))
+    found = execs.find(live.sandbox_id, "exec-elsewhere").view()
+    assert found.problem is not None
+    assert ("lost", "it does not go on") == (found.state, found.problem.message)
+    assert before == (descriptors_beneath(execs.directory), execs._budget.left)
+    begun.end_input()
+    begun.done.result(PATIENCE_S)
+
+
 def test_what_is_over_or_known_already_holds_nothing_open(
     manager: SessionManager, live: Live
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,10 +23,12 @@ from . import problems, validation_errors
 from .access import permissions
 from .access.middleware import AccessMiddleware
 from .fast_path import FastPath
+from .models import json_answer
 from .routes import ROUTERS
 from .schema import with_models
 from .schemas import Problem
 from .service import Service
+from .thread_pools import BODIES
 
 
 class _App(FastAPI):
@@ -62,12 +65,12 @@ def make_app(service: Service, behind: Callable[[ASGIApp], ASGIApp] | None = Non
         routes=routes,
         title="Ringfence",
         version=__version__,
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.openapi = partial(_document, app)  # type: ignore[method-assign]
+    app.add_route("/v1/openapi.json", _openapi, include_in_schema=False)
     app.add_exception_handler(RingfenceError, _ringfence_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -84,25 +87,34 @@ def routes_of(routes: Iterable[Any]) -> list[tuple[list[str], str]]:
     ]
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, made when it is first asked for."""
-    if app.openapi_schema is None:
-        made = get_openapi(
-            title="Ringfence",
-            version=app.version,
-            summary="Run untrusted code in sandboxes on this machine.",
-            routes=app.routes,
-        )
-        components = made.setdefault("components", {})
-        components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
-        components["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer", "description": "not on the unix socket"}
-        }
-        made["security"] = [{"key": []}]
-        for name in ("HTTPValidationError", "ValidationError"):
-            components["schemas"].pop(name, None)
-        app.openapi_schema = with_models(made)
-    return app.openapi_schema
+async def _openapi(request: Request) -> Response:
+    """Answer with the OpenAPI document, made when it is first asked for."""
+    app = request.app
+    if not hasattr(app.state, "openapi"):
+        # It takes half a second: once, and not on the event loop.
+        made = app.state.service.thread_pools.call(lambda: json_answer(document(app)), pool=BODIES)
+        app.state.openapi = asyncio.ensure_future(made)
+    answer = await asyncio.shield(app.state.openapi)
+    return Response(answer.body, media_type="application/json")
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of an application made here."""
+    made = get_openapi(
+        title="Ringfence",
+        version=app.version,
+        summary="Run untrusted code in sandboxes on this machine.",
+        routes=app.routes,
+    )
+    components = made.setdefault("components", {})
+    components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+    components["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "not on the unix socket"}
+    }
+    made["security"] = [{"key": []}]
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    return with_models(made)
 
 
 async def _ringfence_error(_request: Request, exc: Any) -> Response:

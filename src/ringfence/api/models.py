@@ -64,9 +64,22 @@ def page_of(models: Iterable[Model], next_cursor: str | None = None, **options: 
     Each object is encoded by a call of its own: the C encoder holds the GIL for a whole call.
     `options` go to `to_json`.
     """
-    items = ",".join([_as_json(each.to_json(**options)) for each in models])
-    text = f'{{"items":[{items}],"next_cursor":{_as_json(next_cursor)}}}'
+    return page_of_texts([_as_json(each.to_json(**options)) for each in models], next_cursor)
+
+
+def page_of_texts(texts: Iterable[str], next_cursor: str | None = None) -> Response:
+    """Build the response for a page of objects that are JSON already."""
+    text = f'{{"items":[{",".join(texts)}],"next_cursor":{_as_json(next_cursor)}}}'
     return Response(text, media_type="application/json")
 
 
-__all__ = ["MARK", "Annotated", "AsModel", "answer", "json_answer", "page", "page_of"]
+__all__ = [
+    "MARK",
+    "Annotated",
+    "AsModel",
+    "answer",
+    "json_answer",
+    "page",
+    "page_of",
+    "page_of_texts",
+]

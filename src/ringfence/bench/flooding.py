@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import sys
 import tarfile
 import threading
 import time
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
+
+from .attacker import PATIENCE_S, PIECE, Attacker, Door, Wire, frame, quietly, read_beside
+from .e2b_doors import E2B_DOORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-_PIECE = 1 << 16
+_MUCH = 64 << 20  # bytes of a file, and of output
 _MANY = 20_000  # entries of a directory or of a tar stream, records of execs
 _MILLION = 1_000_000
 SANDBOX = {"limits": {"inodes": 4 * _MILLION}}
 """What an attacker's sandbox is created from: by default it would hold a quarter of a million files."""
 _MOST_AT_ONCE = 500  # entries of a tar stream in one chunk
-_PATIENCE_S = 60.0
-_PREPARE_S = 600.0
-_AT_ONCE = 4  # connections of one attack
 
 # Serves on the sandbox's loopback. What a path or a port answers never ends.
 _SERVER = r"""
@@ -140,108 +138,6 @@ time.sleep(1000)
 """
 
 
-class Wire:
-    """A raw connection to the server: it sends exactly the bytes written here."""
-
-    def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(path)
-
-    def ask(self, method: str, target: str, *headers: str, body: bytes = b"") -> None:
-        """Send a request whose body is `body`, unless `headers` frame another."""
-        lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
-        if body:
-            lines.append(f"Content-Length: {len(body)}")
-        self.sock.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-
-    def status(self) -> int:
-        """Read the head of the answer, and no more."""
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            byte = self.sock.recv(1)
-            if not byte:
-                raise ConnectionError(f"the server closed after {head!r}")
-            head += byte
-        return int(head.split()[1])
-
-    def read_on(self) -> None:
-        while self.sock.recv(_PIECE):
-            pass
-
-    def upgrade(self, target: str) -> None:
-        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
-        version = "Sec-WebSocket-Version: 13"
-        self.ask("GET", target, "Upgrade: websocket", "Connection: Upgrade", key, version)
-        if (status := self.status()) != 101:
-            raise ConnectionError(f"{target}: {status}")
-
-
-def frame(opcode: int, data: bytes) -> bytes:
-    """A WebSocket message of a client, masked with zeros. Source: RFC 6455 5.2."""
-    size = len(data)
-    short = size if size < 126 else 126 if size < 1 << 16 else 127
-    more = b"" if short < 126 else size.to_bytes(2 if short == 126 else 8, "big")
-    return bytes([0x80 | opcode, 0x80 | short]) + more + bytes(4) + data
-
-
-class Attacker:
-    """A client that may use one sandbox.
-
-    Args:
-        path: Of the server's unix socket, in its state directory.
-    """
-
-    def __init__(self, path: str, sandbox: str) -> None:
-        self.path, self.at = path, f"/v1/sandboxes/{sandbox}"
-
-    def wire(self) -> Wire:
-        return Wire(self.path)
-
-    def call(self, method: str, target: str, form: Any = None) -> tuple[int, bytes]:
-        """Send a request and return the whole response."""
-        wire, body = self.wire(), b"" if form is None else json.dumps(form).encode()
-        headers = ["Connection: close"] + ["Content-Type: application/json"] * bool(body)
-        wire.ask(method, target, *headers, body=body)
-        status, text = wire.status(), bytearray()
-        while data := wire.sock.recv(_PIECE):
-            text += data
-        return status, bytes(text)
-
-    def start(self, *argv: str, **fields: Any) -> str:
-        status, text = self.call("POST", f"{self.at}/execs", {"argv": argv, **fields})
-        if status != 201:
-            raise OSError(f"no exec: {status} {text[:300]!r}")
-        return f"{self.at}/execs/{json.loads(text)['id']}"
-
-    def ready(self, *argv: str, **fields: Any) -> str:
-        """The same, once it has said `ready`."""
-        at = self.start(*argv, **fields)
-        until = time.monotonic() + _PREPARE_S
-        while not self.call("GET", f"{at}/output?stream=stdout")[1].startswith(b"ready"):
-            if time.monotonic() > until:
-                raise OSError(f"{argv[0]} is not ready: {self.call('GET', f'{at}/output')!r}")
-            time.sleep(0.02)
-        return at
-
-    def python(self, source: str, **fields: Any) -> str:
-        return self.ready("python3", "-S", "-c", source, **fields)
-
-
-@dataclass(frozen=True)
-class Door:
-    """An interface of the server, and an attack on it.
-
-    Attributes:
-        attack: One connection's part, repeated until the program is killed.
-        prepare: Setup, mostly in the sandbox. Its result is passed to `attack`.
-        at_once: Connections.
-    """
-
-    attack: Callable[[Attacker, str], None]
-    prepare: Callable[[Attacker], str] = lambda _: ""
-    at_once: int = _AT_ONCE
-
-
 def _serve(attacker: Attacker) -> str:
     return attacker.python(_SERVER)
 
@@ -259,7 +155,7 @@ def _unread_preview(attacker: Attacker, _: str) -> None:
     wire = attacker.wire()
     wire.ask("GET", f"{attacker.at}/ports/8080/http/body")
     wire.sock.recv(1)
-    time.sleep(_PATIENCE_S)
+    time.sleep(PATIENCE_S)
 
 
 def _preview_upload(attacker: Attacker, _: str) -> None:
@@ -283,7 +179,7 @@ def _tunnel(target: str) -> Door:
 def _unread_tunnel(attacker: Attacker, _: str) -> None:
     wire = attacker.wire()
     wire.upgrade(f"{attacker.at}/ports/8082/tcp")
-    time.sleep(_PATIENCE_S)
+    time.sleep(PATIENCE_S)
 
 
 def _into_tunnel(target: str, sent: bytes) -> Door:
@@ -292,24 +188,20 @@ def _into_tunnel(target: str, sent: bytes) -> Door:
     def attack(attacker: Attacker, _: str) -> None:
         wire = attacker.wire()
         wire.upgrade(f"{attacker.at}/ports/{target}")
-        wire.sock.settimeout(_PATIENCE_S)
+        wire.sock.settimeout(PATIENCE_S)
         while True:
             wire.sock.sendall(sent)
 
     return Door(attack, _serve)
 
 
-def _reader_of(wire: Wire) -> None:
-    threading.Thread(target=_quietly, args=(wire.read_on,), daemon=True).start()
-
-
 def _into_attached(sent: bytes, prepare: Callable[[Attacker], str], *, reads: bool) -> Door:
     def attack(attacker: Attacker, at: str) -> None:
         wire = attacker.wire()
         wire.upgrade(f"{at}/attach")
-        wire.sock.settimeout(_PATIENCE_S)
+        wire.sock.settimeout(PATIENCE_S)
         if reads:
-            _reader_of(wire)
+            read_beside(wire)
         while True:
             wire.sock.sendall(sent)
 
@@ -321,7 +213,7 @@ def _attached(*, reads: bool) -> Callable[[Attacker, str], None]:
         wire = attacker.wire()
         wire.upgrade(f"{at}/attach")
         if not reads:
-            time.sleep(_PATIENCE_S)
+            time.sleep(PATIENCE_S)
         wire.read_on()
 
     return attack
@@ -333,7 +225,7 @@ def _stream(query: str, *, reads: bool = True) -> Callable[[Attacker, str], None
         wire.ask("GET", f"{at}/output?{query}", "Connection: close")
         if not reads:
             wire.sock.recv(1)
-            time.sleep(_PATIENCE_S)
+            time.sleep(PATIENCE_S)
         wire.read_on()
 
     return attack
@@ -429,7 +321,7 @@ def _many_execs(attacker: Attacker) -> str:
         FROM execs, n WHERE id = ?
     """
     path = os.path.join(os.path.dirname(attacker.path), "state.sqlite3")
-    with closing(sqlite3.connect(path, timeout=_PATIENCE_S)) as database, database:
+    with closing(sqlite3.connect(path, timeout=PATIENCE_S)) as database, database:
         database.execute(copied, (_MANY, known))
     return ""
 
@@ -473,7 +365,7 @@ def _cell(code: str, *, reads: bool = True) -> Door:
         if reads:
             wire.read_on()
         wire.sock.recv(1)
-        time.sleep(_PATIENCE_S)
+        time.sleep(PATIENCE_S)
 
     return Door(attack)
 
@@ -505,16 +397,47 @@ def _merge(attacker: Attacker, branch: str) -> None:
     attacker.call("POST", f"{attacker.at}/merge", {"into": into, "base": base, "dry_run": True})
 
 
-def _slow_heads(attacker: Attacker, _: str) -> None:
-    wires = [attacker.wire() for _ in range(100)]
-    for byte in b"GET /v1/info HTTP/1.1\r\n" + b"a: b\r\n" * 1000:
+def _slowly(
+    sent: bytes,
+    prepare: Callable[[Attacker], str] = lambda _: "",
+    begin: Callable[[Attacker, str, Wire], None] = lambda *_: None,
+) -> Door:
+    """Attack by sending byte after byte on a hundred connections each."""
+
+    def attack(attacker: Attacker, at: str) -> None:
+        wires = [attacker.wire() for _ in range(100)]
         for wire in wires:
-            wire.sock.sendall(bytes([byte]))
+            begin(attacker, at, wire)
+        for number in range(len(sent)):
+            for wire in wires:
+                wire.sock.sendall(sent[number : number + 1])
+
+    return Door(attack, prepare)
+
+
+def _begin_upload(attacker: Attacker, _: str, wire: Wire) -> None:
+    where = f"{attacker.at}/files/content?path=u{wire.sock.fileno()}"
+    wire.ask("PUT", where, f"Content-Length: {PIECE}")
+
+
+def _connect(attacker: Attacker, _: str) -> None:
+    for _number in range(1000):
+        attacker.wire().sock.close()
+
+
+def _shake_hands(attacker: Attacker, at: str) -> None:
+    wire = attacker.wire()
+    wire.upgrade(f"{at}/attach")
+    wire.sock.close()
+
+
+def _write_much(attacker: Attacker) -> str:
+    return attacker.ready("sh", "-c", f"echo ready; head -c {_MUCH} /dev/zero | tee much")
 
 
 def _pipelined(attacker: Attacker, _: str) -> None:
     wire = attacker.wire()
-    _reader_of(wire)
+    read_beside(wire)
     while True:
         wire.sock.sendall(b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
 
@@ -591,14 +514,19 @@ DOORS: dict[str, Door] = {
     ),
     "fork": Door(_fork, at_once=2),
     "merge": Door(_merge, _branch, 2),
-    "heads-slow": Door(_slow_heads),
+    "heads-slow": _slowly(b"GET /v1/info HTTP/1.1\r\n" + b"a: b\r\n" * 1000),
+    "bodies-slow": _slowly(bytes(PIECE), begin=_begin_upload),
+    "frames-slow": _slowly(
+        frame(2, bytes(PIECE)), _stuck, lambda _, at, wire: wire.upgrade(f"{at}/attach")
+    ),
+    "connects": Door(_connect),
+    "handshakes": Door(_shake_hands, _stuck),
+    "output": Door(lambda a, at: a.call("GET", f"{at}/output") and None, _write_much),
+    "file": Door(_get("/files/content?path=much"), _write_much),
+    "openapi": Door(lambda a, _: a.call("GET", "/v1/openapi.json") and None),
     "pipelined": Door(_pipelined),
+    **E2B_DOORS,
 }
-
-
-def _quietly(function: Callable[[], None]) -> None:
-    with suppress(OSError):
-        function()
 
 
 def main(path: str, sandbox: str, name: str) -> None:
@@ -608,7 +536,7 @@ def main(path: str, sandbox: str, name: str) -> None:
 
     def again() -> None:
         while True:
-            _quietly(lambda: door.attack(attacker, at))
+            quietly(lambda: door.attack(attacker, at))
             time.sleep(0.01)  # refused: no attack on this machine's processors
 
     for _ in range(door.at_once):

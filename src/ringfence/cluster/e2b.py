@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.responses import JSONResponse
 
 from ..api.access.caller import ADMIN, TOKEN, Caller
-from ..api.admission import Body
 from ..e2b import templates
 from ..e2b.call import ApiError, unauthorized
 from ..e2b.entrance import FORWARDED, GRANT, Entrance, Passing
@@ -83,35 +82,26 @@ class _Passing(Passing[Front]):
         if is_control and templates.is_upload(self._method, self._path, self._headers):
             # The node that has made the URL looks at its signature.
             caller, method = Caller("", TOKEN), self._method
-            await self._let_in(caller, "e2b", self._templates, streamed=True, method=method)
+            await self._serve(caller, "e2b", self._templates, streamed=True, method=method)
             return
         if is_control:
             caller = self._with_key()
             if caller.key:
                 self._behind.nodes.check_fresh()
-            await self._let_in(caller, "e2b", self._control, method=self._method)
+            await self._serve(caller, "e2b", self._control, method=self._method)
             return
         grant = await self._grant()
         caller = self._entrance.caller_of(grant["client"], grant["sandbox"], grant["key"])
         self._behind.nodes.check_fresh()
-        await self._let_in(caller, "e2b:inside", self._inside, streamed=True)
+        await self._serve(caller, "e2b:inside", self._inside, streamed=True)
 
-    async def _let_in(
+    async def _serve(
         self, caller: Caller, route: str, serve: Any, *, streamed: bool = False, method: str = "GET"
     ) -> None:
-        """Serve a request within the bounds of its caller, until its key opens no more."""
-        self._caller, self._route, service = caller, route, self._service
-        service.admission.begin(caller)
-        body = Body(self._receive, service.admission, caller, streamed=streamed)
-        receive = self._receive if self._scope["type"] == "websocket" else body
-        kept = service.open_requests.begin(caller, method, None)
-        try:
+        with self._let_in(caller, route, streamed=streamed, method=method) as body:
+            receive = self._receive if self._scope["type"] == "websocket" else body
             self._state["caller"] = caller
             await serve(self._inbound(receive))
-        finally:
-            service.open_requests.end(kept)
-            body.close()
-            service.admission.end(caller)
 
     def _inbound(self, receive: Receive) -> Inbound:
         withheld = _NOT_FORWARDED if self._port or self._sandbox else _NOT_FORWARDED | _KEYS

@@ -91,6 +91,7 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
+        self.complete()
         super().on_headers_complete()
         if self.cycle is not None:
             if self.is_leaving:
@@ -155,6 +156,11 @@ class RingfenceWebSocket(InSlices, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
             return
         super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass a whole message on."""
+        self.complete()
+        super().send_receive_event_to_app()
 
 
 class InOnePiece:

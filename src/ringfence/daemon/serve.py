@@ -183,7 +183,8 @@ def settings_of(config: DaemonConfig) -> Settings:
     origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
     origin_policy = OriginPolicy(frozenset(names), origins)
     networks = HostNetworks(config.host_networks)
-    permissions = Permissions(config.host_roots, networks, config.most)
+    idle_s = config.manager.timeouts.idle_s
+    permissions = Permissions(config.host_roots, networks, config.most, idle_s)
     secret = read_secret(config.state_dir) if config.membership else b""
     return Settings(origin_policy, config.bounds, permissions, secret)
 

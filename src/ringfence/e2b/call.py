@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,7 +23,7 @@ from ..api.thread_pools import PARSING
 from ..execs.execs import Execs
 from ..model.client_session import SessionState
 from ..sessions.live import Live
-from .codec import Inflate, json_object
+from .codec import Inflate, inflated, json_object
 from .metering import Meter
 from .notes import Notes, notes_of, write_files
 from .settings import IDENTITY, E2BSettings
@@ -142,9 +142,9 @@ class Call:
             if inflate is None:
                 yield data
                 continue
-            for piece in inflate.pieces(data):
+            pieces = inflate.pieces(data)
+            while piece := await self.service.share.run(partial(next, pieces, b""), 0.0):
                 yield piece
-                await self.service.share.take()
         if inflate is not None and not inflate.is_whole:
             raise ApiError(400, "the compressed body broke off")
 
@@ -157,12 +157,16 @@ class Call:
                 raise ApiError(_TOO_LARGE, f"the body is larger than {most} bytes")
         return await self.read(bytes(text))
 
-    async def read(self, text: bytes) -> dict[str, Any]:
+    async def read(self, text: bytes, *, is_compressed: bool = False) -> dict[str, Any]:
         """Read a JSON object, a long one in a thread that lets the event loop go on."""
-        if len(text) <= SHORT:
+        if len(text) <= SHORT and not is_compressed:
             return json_object(text)
+
+        def read() -> dict[str, Any]:
+            return json_object(inflated(text) if is_compressed else text)
+
         call, client = self.service.thread_pools.call, self.caller.client
-        found: dict[str, Any] = await call(json_object, text, key=client, pool=PARSING)
+        found: dict[str, Any] = await call(read, key=client, pool=PARSING)
         return found
 
 

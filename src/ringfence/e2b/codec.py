@@ -100,14 +100,13 @@ class Frames:
     def __init__(self, *, is_gzip: bool = False) -> None:
         self._buffer, self._is_gzip = bytearray(), is_gzip
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are whole by now, uncompressed.
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield the messages that are whole by now, and whether each is compressed: see `inflated`.
 
         Raises:
             RpcError: A frame is too long, or is compressed in another way.
         """
         self._buffer += data
-        found = []
         while len(self._buffer) >= _HEAD:
             flags, size = self._buffer[0], int.from_bytes(self._buffer[1:_HEAD], "big")
             if size > MOST_FRAME_BYTES:
@@ -116,16 +115,10 @@ class Frames:
                 break
             text = bytes(self._buffer[_HEAD : _HEAD + size])
             del self._buffer[: _HEAD + size]
-            if flags & _COMPRESSED:
-                text = self._inflated(text)
+            if flags & _COMPRESSED and not self._is_gzip:
+                raise RpcError("unimplemented", "messages may be compressed by gzip only")
             if not flags & _LAST:
-                found.append(text)
-        return found
-
-    def _inflated(self, text: bytes) -> bytes:
-        if not self._is_gzip:
-            raise RpcError("unimplemented", "messages may be compressed by gzip only")
-        return b"".join(Inflate(MOST_FRAME_BYTES).pieces(text))
+                yield text, bool(flags & _COMPRESSED)
 
     def finish(self) -> None:
         """Refuse a stream that ended within a frame.
@@ -172,6 +165,15 @@ class Inflate:
     def is_whole(self) -> bool:
         """True once the end of the compressed stream has come."""
         return self._zlib.eof
+
+
+def inflated(text: bytes) -> bytes:
+    """Return the message of a compressed frame: call it in a thread, it may be 4 MiB.
+
+    Raises:
+        RpcError: It is not gzip, or longer.
+    """
+    return b"".join(Inflate(MOST_FRAME_BYTES).pieces(text))
 
 
 def json_object(text: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
@@ -12,7 +12,6 @@ from ..api.access import gateways
 from ..api.access.caller import TOKEN, Caller
 from ..api.access.peer import note_gateway
 from ..api.access.permissions import WEBSOCKET
-from ..api.admission import Body
 from ..api.service import Service, settled
 from ..errors import Unauthenticated
 from ..execs.execs import Execs
@@ -60,41 +59,23 @@ class _Passing(Passing[Door]):
 
     async def _carry(self, caller: Caller, live: Live) -> None:
         """Pass a request on to a server inside."""
-        self._caller, self._route = caller, "e2b:port"
-        admission = self._service.admission
-        admission.begin(caller)
-        body = Body(self._receive, admission, caller, streamed=True)
-        receive = self._receive if self._scope["type"] == "websocket" else body
-        kept = self._service.open_requests.begin(caller, "GET", None)
-        try:
+        with self._let_in(caller, "e2b:port", streamed=True) as body:
+            receive = self._receive if self._scope["type"] == "websocket" else body
             await ports.carry(self._service, live, self._port, self._scope, receive, self.send)
-        finally:
-            self._service.open_requests.end(kept)
-            body.close()
-            admission.end(caller)
 
     async def _handle(self, routes: Sequence[Route], caller: Caller, live: Live | None) -> None:
         self._caller = caller
         if self._scope["type"] == "websocket":
             raise ApiError(501, "there are no WebSockets here")
         route, params = find_route(routes, self._method, self._path)
-        self._route = f"e2b:{route.path}"
-        admission = self._service.admission
-        admission.begin(caller)
-        body = Body(self._receive, admission, caller, streamed=route.is_stream)
-        # Ended with the key, unless it changes something: then its answer says whether it did.
-        kept = self._service.open_requests.begin(caller, "GET" if live else self._method, None)
-        try:
-            shared = self._entrance.shared
+        shared, method = self._entrance.shared, "GET" if live else self._method
+        name, streamed = f"e2b:{route.path}", route.is_stream
+        with self._let_in(caller, name, streamed=streamed, method=method) as body:
             if live is not None:
                 await shared.introduced(live)
             call = Call(shared, Request(self._scope, body), caller, live, params)
             response = await route.handler(call)
             await response(self._scope, body, self.send)
-        finally:
-            self._service.open_requests.end(kept)
-            body.close()
-            admission.end(caller)
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -120,7 +101,7 @@ class _Passing(Passing[Door]):
 
     async def _tell_grant(self) -> None:
         """Tell a gateway with which key a sandbox was made: it knows whether that opens."""
-        operation = Request(self._scope).query_params.get("operation", "")
+        operation = HTTPConnection(self._scope).query_params.get("operation", "")
         live = self._found() if self._sandbox else self._signed(operation)
         form = {"sandbox": live.sandbox_id, "client": live.client_id}
         response = JSONResponse({**form, "key": notes_of(live.metadata).key})
@@ -139,7 +120,10 @@ class _Passing(Passing[Door]):
         """Find the sandbox, resumed if it is to be."""
         live = self._found() if self._sandbox else self._signed(self._operation)
         manager = self._service.manager
-        await settled(live)
+        if live.moving is not None:
+            await settled(live)
+            if live.state == SessionState.TERMINATED:  # saved for another node
+                raise not_running(live.sandbox_id)
         if live.state == SessionState.SUSPENDED:
             is_health = self._path == "/health" and self._port == ENVD_PORT
             if is_health or not notes_of(live.metadata).auto_resume:
@@ -161,7 +145,7 @@ class _Passing(Passing[Door]):
     def _signed(self, operation: str) -> Live:
         """Find the sandbox of a signed URL that names none: with E2B_SANDBOX_URL none does."""
         tokens = self._entrance.shared.tokens
-        is_signed = tokens.signed(operation, {**Request(self._scope).query_params})
+        is_signed = tokens.signed(operation, {**HTTPConnection(self._scope).query_params})
         for live in self._service.manager.index.all():
             if is_signed(live):
                 return live
@@ -173,7 +157,8 @@ class _Passing(Passing[Door]):
 
     def _with_token(self, live: Live) -> Caller:
         """The caller inside a sandbox, by its token or by a signature for a file."""
-        shown, query = self._headers.get("x-access-token", ""), Request(self._scope).query_params
+        shown = self._headers.get("x-access-token", "")
+        query = HTTPConnection(self._scope).query_params  # of a WebSocket too
         is_open = bool(shown) and self._entrance.shared.tokens.opens(live, shown)
         if not is_open and self._path == "/files" and "signature" in query:
             if why := self._entrance.shared.tokens.signs(live, self._operation, {**query}):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +20,10 @@ from ..api import problems
 from ..api.access import origin_policy
 from ..api.access.audit import LONGEST_PATH
 from ..api.access.caller import ADMIN, READ_ONLY, TOKEN, USER, Caller
+from ..api.access.middleware import KEY_ENDED, close_cut, stopping
+from ..api.access.open_requests import OpenRequest
 from ..api.access.peer import PEER, local_caller
+from ..api.admission import Body
 from ..api.service import Service
 from ..errors import RingfenceError, SandboxLost, TooManyRequests
 from .call import ApiError
@@ -37,6 +43,7 @@ _CONTROL = re.compile(
 )
 _HOST = re.compile(r"(\d{1,5})-([a-z0-9-]{1,63})")
 MOST_PORT = 65_535
+_ANSWERS = ("http.response.start", "websocket.http.response.start")
 
 
 E = TypeVar("E", bound="Entrance")
@@ -119,6 +126,7 @@ class Passing(Generic[E]):
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._began, self._status, self._why = time.monotonic(), 0, ""
         self._caller: Caller | None = None
+        self._open: OpenRequest | None = None
         self._route = "(e2b)"
         self._path, self._method = scope["path"], scope.get("method", "GET")
 
@@ -136,6 +144,9 @@ class Passing(Generic[E]):
             if self._status:
                 raise
             await self._refuse(exc)
+        except asyncio.CancelledError:
+            # The server stops, or the key ends: there is no caller to raise this to.
+            await self._break_off()
         finally:
             status, took = self._status or 499, time.monotonic() - self._began
             self._write_down(status, took)
@@ -143,6 +154,27 @@ class Passing(Generic[E]):
 
     async def _answer(self) -> None:
         raise NotImplementedError
+
+    @contextmanager
+    def _let_in(
+        self, caller: Caller, route: str, *, streamed: bool = False, method: str = "GET"
+    ) -> Iterator[Body]:
+        """Be within the bounds of its caller, until its key opens no more; gives the body to read.
+
+        Args:
+            method: By which it is told what changes something: that is not ended with its key.
+        """
+        self._caller, self._route = caller, route
+        admission, open_requests = self._service.admission, self._service.open_requests
+        admission.begin(caller)
+        body = Body(self._receive, admission, caller, streamed=streamed)
+        self._open = open_requests.begin(caller, method, None)
+        try:
+            yield body
+        finally:
+            open_requests.end(self._open)
+            body.close()
+            admission.end(caller)
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -214,7 +246,7 @@ class Passing(Generic[E]):
 
     async def send(self, message: Message) -> None:
         """See the status on its way out."""
-        if message["type"] == "http.response.start":
+        if message["type"] in _ANSWERS:
             self._status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._fields_for_page()]
         elif message["type"] == "websocket.accept":
@@ -234,6 +266,18 @@ class Passing(Generic[E]):
         if not isinstance(exc, (ApiError, RpcError, RingfenceError)):
             logger.error("%s %s failed", self._method, self._path, exc_info=exc)
         await response(self._scope, self._receive, self.send)
+
+    async def _break_off(self) -> None:
+        """The server stops, or the key opens no more: say so, unless an answer is under way."""
+        is_socket = self._scope["type"] == "websocket"
+        if self._open is not None and self._open.is_cut:
+            self._open.task.uncancel()
+            if not self._status:
+                await self._refuse(ApiError(401, KEY_ENDED))
+            elif is_socket:
+                await close_cut(self._send)
+        elif not self._status and not is_socket:
+            await self._refuse(stopping())
 
     @property
     def _is_to_slow(self) -> bool:

@@ -154,7 +154,9 @@ async def _default(call: Call, language: str) -> Run:
         try:
             return _find(call, context_id)
         except ApiError:
-            return await _begin(call, context_id, language, HOME)
+            is_there = await call.call(call.inside.sandbox.files.exists, HOME)
+            # A sandbox that was not made by this API need not have it.
+            return await _begin(call, context_id, language, HOME if is_there else ".")
 
 
 async def execute(call: Call) -> Response:

@@ -66,6 +66,8 @@ def notes_of(metadata: Mapping[str, str]) -> Notes:
     """Read the notes; a sandbox of `/v1` has none, and its ports are not public."""
     try:
         form = json.loads(metadata[_NAME])
+        if not isinstance(form, dict):  # a client of `/v1` writes what it likes
+            return Notes(is_public=False)
         found = Notes(**{key: form[key] for key in form if key in Notes.__annotations__})
         return replace(found, key=str(found.key), template=str(found.template))
     except (KeyError, ValueError, TypeError, RecursionError):

@@ -193,16 +193,23 @@ async def _events(
     """
     until = None if left_s is None else time.monotonic() + left_s
     yield {"event": {"start": {"pid": await _number(call, run)}}}
-    wait_s, is_pty = ping_s(call), run.view().pty is not None
+    wait_s = ping_s(call)
     follower = run.spool.follow(place, (OUT, ERR))
+    share, name = call.service.share, "pty" if run.view().pty is not None else ""
+
+    def read() -> dict[str, Any] | None:
+        """Read on the event loop, and in its turn: who writes without end is read without end."""
+        if (event := follower.next(_PIECE)) is None:
+            return None
+        stream = name or ("stderr" if event.stream == ERR else "stdout")
+        return {"event": {"data": {stream: to_base64(event.data)}}}
+
     with follower, Bell(run) as bell, Watching(call.service, run.sandbox_id):
         while True:
             bell.clear()
             is_over = run.done.done()
-            await call.service.share.take()
-            while event := follower.next(_PIECE):
-                name = "pty" if is_pty else "stderr" if event.stream == ERR else "stdout"
-                yield {"event": {"data": {name: to_base64(event.data)}}}
+            while message := await share.run(read, 0.0):
+                yield message
             if is_over:
                 break
             left = wait_s if until is None else min(wait_s, until - time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -49,7 +50,7 @@ def server_stream(path: str, handler: Stream) -> Route:
             messages = await handler(call, request)
         except Exception as exc:  # noqa: BLE001  as an end of the stream
             return Response(last_frame(rpc_error(exc)), media_type=codec.STREAM)
-        return StreamingResponse(_frames(messages), media_type=codec.STREAM)
+        return StreamingResponse(_frames(call, messages), media_type=codec.STREAM)
 
     return Route("POST", path, answer)
 
@@ -68,10 +69,11 @@ def client_stream(path: str, handler: Callable[[Call], Awaitable[dict[str, Any]]
     return Route("POST", path, answer, is_stream=True)
 
 
-async def _frames(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _frames(call: Call, messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Write each message in its turn: what goes on inside may be told without end."""
     try:
         async for each in messages:
-            yield frame(each)
+            yield await call.service.share.run(partial(frame, each))
     except Exception as exc:  # noqa: BLE001  as an end of the stream
         yield last_frame(rpc_error(exc))
     else:
@@ -94,9 +96,9 @@ async def incoming(call: Call) -> AsyncIterator[dict[str, Any]]:
     encoding = call.request.headers.get("connect-content-encoding", "")
     frames = codec.Frames(is_gzip=encoding == "gzip")
     async for data in call.stream():
-        for each in frames.feed(data):
+        for text, is_compressed in frames.feed(data):
             await call.service.share.take()
-            yield await call.read(each)
+            yield await call.read(text, is_compressed=is_compressed)
     frames.finish()
 
 

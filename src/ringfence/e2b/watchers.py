@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
 from ..api.service import Service
@@ -20,7 +21,7 @@ from ..model.found import MOST_LINE_BYTES, FileChange
 from ..sessions.live import Live
 from .codec import RpcError
 
-_READ_BYTES, _READ_S = 8 << 10, 0.001
+_READ_BYTES = 8 << 10
 _MOST_EVENTS = 10_000  # of one watcher, between two polls
 _MOST_NAMES = 1 << 20  # characters in them, those of entries included
 _IDLE_S = 600.0  # that a watcher is kept for without being asked
@@ -80,7 +81,6 @@ class Watch:
             return await self._described(early)
         if self._is_over:
             return None
-        await self._service.share.take(_READ_S)
         try:
             data = await self._running.read(wait_s, _READ_BYTES)
         except TimeoutExceeded:
@@ -89,7 +89,8 @@ class Watch:
             self._is_over = True
             self.marked.set()
             return None
-        return await self._described(self._events(data))
+        events = await self._service.share.run(partial(self._events, data))
+        return await self._described(events)
 
     async def _described(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add the entries that were asked for; only then is what happened before a mark told."""

@@ -32,8 +32,8 @@ from .open_requests import OpenRequest
 from .peer import PEER, local_caller, note_gateway
 
 _KEY = "create a key with `ringfence keys create NAME`; send it as Authorization: Bearer KEY"
-_KEY_ENDED = "the key was removed, was rotated or has expired"
-_KEY_HINT = f"{_KEY_ENDED}, or is another server's; {_KEY}"
+KEY_ENDED = "the key was removed, was rotated or has expired"
+_KEY_HINT = f"{KEY_ENDED}, or is another server's; {_KEY}"
 _POLICY_VIOLATION = 1008  # RFC 6455 7.4.1
 _CLIENT_LEFT = 499  # nginx's: no client sees it, only logs and metrics
 _CLOSE_S = 1.0
@@ -43,6 +43,21 @@ _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _REQUEST_ID = re.compile(r"\A[A-Za-z0-9._-]{1,64}\Z")
 
 logger = logging.getLogger("ringfence.requests")
+
+
+def stopping() -> ServerUnreachable:
+    """Return the error of a request that the end of the server broke off."""
+    hint = "the result of the request is unknown: check when the server is back"
+    return ServerUnreachable("the server is stopping", hint=hint)
+
+
+async def close_cut(send: Send) -> None:
+    """Close a WebSocket whose key opens nothing any more; a client that does not read is not waited for."""
+    # A reason has at most 123 bytes (RFC 6455 5.5); the connection would break off instead.
+    close = {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": KEY_ENDED}
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(_CLOSE_S):
+            await send(close)
 
 
 class AccessMiddleware:
@@ -303,18 +318,13 @@ class _Passing:
             self._open.task.uncancel()
             await self._cut()
         elif not self._status and self._scope["type"] == "http":
-            hint = "the result of the request is unknown: check when the server is back"
-            await self.refuse(ServerUnreachable("the server is stopping", hint=hint))
+            await self.refuse(stopping())
 
     async def _cut(self) -> None:
         if not self._status:
             await self.refuse(Unauthenticated("the API key is not valid", hint=_KEY_HINT))
         elif self._scope["type"] == "websocket":
-            # A reason has at most 123 bytes (RFC 6455 5.5); the connection would break off instead.
-            close = {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": _KEY_ENDED}
-            with suppress(TimeoutError, OSError):
-                async with asyncio.timeout(_CLOSE_S):  # of a client that reads
-                    await self._send(close)
+            await close_cut(self._send)
 
     def write_down(self) -> None:
         """Into the audit log, where it changed something or was refused: once, and before it is told."""

@@ -13,7 +13,7 @@ from ...model.execs.exec_start import StartRequest
 from ...model.execs.exec_view import ExecView
 from .. import bodies, schemas
 from ..exec_bodies import SignalBody, SizeBody, give, signal_number
-from ..models import AsModel, answer, json_answer
+from ..models import AsModel, answer, json_answer, page_of_texts
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
 from ..streaming.runs import TheExecs, find_run, sandbox_of, wait_for
@@ -83,9 +83,11 @@ async def list_(
     """Execs of a sandbox, oldest first."""
     found = await sandbox_of(service, caller, sandbox_id)
     after = check_id(cursor, "cursor") if cursor else ""
-    views = await service.thread_pools.call(execs.list, found, after, limit, key=found, pool=BODIES)
-    more = views[-1].id if len(views) == limit else None
-    return await service.page(views, more)
+    texts = await service.thread_pools.call(
+        execs.texts, found, after, limit, key=found, pool=BODIES
+    )
+    more = next(reversed(texts)) if len(texts) == limit else None
+    return page_of_texts(texts.values(), more)
 
 
 @router.get("/{exec_id}", response_model=View)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -60,6 +61,8 @@ async def carry_bytes(outside: WebSocket, inside: socket.socket, share: LoopShar
     async def inward() -> None:
         while (message := await outside.receive())["type"] != "websocket.disconnect":
             await share.take()
+            if writer.is_closing():  # the server inside is gone; uvloop raises RuntimeError then
+                return
             if data := message.get("bytes"):
                 writer.write(data)
                 await writer.drain()
@@ -142,6 +145,8 @@ class _Connection(InSlices, ClientConnection):
                 self.protocol.fail(CloseCode.MESSAGE_TOO_BIG, f"over {_MOST_FRAMES} frames")
                 self.transport.abort()
                 return
+            if event.fin:
+                self.complete()
         super().process_event(event)
 
 
@@ -156,9 +161,13 @@ async def carry_messages(outside: WebSocket, inside: ClientConnection, share: Lo
         await inside.close(_sendable(message.get("code", _NORMAL)))
 
     async def outward() -> None:
-        async for data in inside:
-            await share.take()
-            await (outside.send_text(data) if isinstance(data, str) else outside.send_bytes(data))
+        with suppress(ConnectionClosed):  # raised where the code says more than that it is over
+            async for data in inside:
+                await share.take()
+                if isinstance(data, str):
+                    await outside.send_text(data)
+                else:
+                    await outside.send_bytes(data)
         await outside.close(_sendable(inside.close_code), inside.close_reason or "")
 
     try:
