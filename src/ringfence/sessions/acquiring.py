@@ -281,8 +281,10 @@ class Acquiring:
         """A new session, which nobody finds yet."""
         manager, spec = self.manager, self.spec
         timeouts = self.options.timeouts or manager.config.timeouts
-        if spec.limits.idle_timeout_s is not None:
-            timeouts = replace(timeouts, idle_s=spec.limits.idle_timeout_s)
+        if (idle_s := spec.limits.idle_timeout_s) is not None:
+            if self.options.timeouts and timeouts.idle_s is not None:
+                idle_s = min(idle_s, timeouts.idle_s)
+            timeouts = replace(timeouts, idle_s=idle_s)
         live = Live(
             manager.clock,
             new_id(SESSION),

@@ -41,6 +41,7 @@ from ringfence.errors import (
 )
 from ringfence.model.acquire import AttachRequest
 from ringfence.model.template import TemplateRequest
+from ringfence.sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ringfence.store.records import LIVE, SandboxRecord
 from ringfence.store.store import Store
 
@@ -457,6 +458,32 @@ def test_what_makes_a_sandbox_and_leaves_its_limits_out_gets_the_ceilings(
 
     assert most == spec_of(permissions.judge(ANN, asked)).limits
     assert asked is permissions.judge(Caller("root", ADMIN), asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "idle_s", "found"),
+    [
+        (None, 60, 300, 60),
+        (None, 60, None, 60),
+        (None, 600, 300, None),
+        (None, None, 300, None),
+        (20, 60, 300, 20),
+        (60, 60, 30, 60),
+    ],
+)
+def test_the_idle_time_is_the_servers_own_or_the_ceiling_where_that_is_lower(
+    asked: float | None, most: float | None, idle_s: float | None, found: float | None
+) -> None:
+    permissions = Permissions(most=Ceilings(Limits(idle_timeout_s=most)), idle_s=idle_s)
+    spec = SandboxSpec(limits=Limits(idle_timeout_s=asked))
+
+    assert found == permissions.judge(ANN, spec).limits.idle_timeout_s
+
+
+def test_so_is_what_is_kept_of_output() -> None:
+    for most, found in ((DEFAULT_OUTPUT_BYTES - 1,) * 2, (DEFAULT_OUTPUT_BYTES, None), (0, 0)):
+        permissions = Permissions(most=Ceilings(Limits(output_bytes=most)))
+        assert found == permissions.judge(ANN, SandboxSpec()).limits.output_bytes
 
 
 def test_nobody_acts_for_another_client() -> None:

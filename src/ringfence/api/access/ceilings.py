@@ -12,6 +12,7 @@ from ...model.base import checks, jsonform
 from ...model.base.model import Model
 from ...model.limits import Limits
 from ...model.spec import SandboxSpec
+from ...sandbox.stream import DEFAULT_OUTPUT_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _OF_SNAPSHOTS = ("snapshots", "snapshot_bytes")
 _OWN = ("ttl_s", *_OF_SNAPSHOTS)
 _DEFAULTED = ("memory_bytes", "disk_bytes", "inodes", "pids", "open_files")
 _UNBOUNDED = ("wall_time_s", "cpus", "network_bytes")  # without a default of the backends
+_BESIDE = ("idle_timeout_s", "output_bytes")  # whose defaults are the server's own
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,8 +64,11 @@ class Ceilings(Model):
         own = {name: given.pop(name, None) for name in _OWN}
         return cls(jsonform.widened(Limits.from_json, given, "most", _OWN), **own)
 
-    def apply(self, spec: SandboxSpec) -> SandboxSpec:
+    def apply(self, spec: SandboxSpec, idle_s: float | None = None) -> SandboxSpec:
         """The spec with what it leaves out bounded as well.
+
+        Args:
+            idle_s: The default of `idle_timeout_s`; None is for ever.
 
         Raises:
             Forbidden: It asks for more; `field` names the limit.
@@ -74,14 +79,17 @@ class Ceilings(Model):
         self.check("ttl_s", spec.ttl_s, "ttl_s")
         if self.limits == _NONE.limits and self.ttl_s is None:
             return spec
-        usual = sizes(spec, _host())
-        lower = {name: getattr(self.limits, name) for name in (*_DEFAULTED, *_UNBOUNDED)}
+        backends = sizes(spec, _host())
+        usual = {name: getattr(backends, name) for name in _DEFAULTED}
+        usual |= {"output_bytes": DEFAULT_OUTPUT_BYTES}
+        usual |= {} if idle_s is None else {"idle_timeout_s": idle_s}
+        lower = {name: getattr(self.limits, name) for name in (*_DEFAULTED, *_UNBOUNDED, *_BESIDE)}
         given = {
             name: most
             for name, most in lower.items()
             if most is not None
             and getattr(limits, name) is None
-            and (name in _UNBOUNDED or most < getattr(usual, name))
+            and (name not in usual or most < usual[name])
         }
         ttl_s = self.ttl_s if spec.ttl_s is None else spec.ttl_s
         return spec.altered(limits=limits.altered(**given), ttl_s=ttl_s)

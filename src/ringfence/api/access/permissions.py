@@ -279,11 +279,13 @@ class Permissions:
         host_roots: Directories of the host that they may mount from.
         host_networks: Destinations on the host and its private networks that they may reach.
         most: Upper bounds.
+        idle_s: The server's own `timeouts.idle_s`, of sandboxes that bring none.
     """
 
     host_roots: Sequence[str] = ()
     host_networks: HostNetworks = field(default_factory=HostNetworks)
     most: Ceilings = field(default_factory=Ceilings)
+    idle_s: float | None = None
 
     def judge(self, caller: Caller, asked: Asked, field: str = "") -> Asked:
         """Check the caller's request and fill in its bounds; an admin's is returned unchanged.
@@ -359,7 +361,7 @@ class Permissions:
             self._check_source(mount, f"mounts[{i}].source")
         if spec.memory_dir is not None:
             self._check_path(spec.memory_dir, "memory_dir")
-        return self.most.apply(spec)
+        return self.most.apply(spec, self.idle_s)
 
     def client_of(self, caller: Caller, client_id: str | None) -> str:
         """Whom the caller acts for: itself, unless it names somebody.
