@@ -237,6 +237,24 @@ def test_an_admin_makes_a_template_public(
     bob.delete("/v1/templates/mine")
 
 
+def test_a_name_that_two_clients_use_is_none_for_an_admin(
+    daemon: Daemon, ann: httpx.Client, bob: httpx.Client
+) -> None:
+    """What an admin removes by name must not be another's."""
+    anns, bobs = (build(each, "same", {"run": "true"})["id"] for each in (ann, bob))
+    with daemon.client() as admin:
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/logs")):
+            refused = admin.request(method, f"/v1/templates/same{path}")
+            assert (422, "template") == (refused.status_code, refused.json()["field"])
+            assert anns in refused.json()["hint"]
+            assert bobs in refused.json()["hint"]
+        assert anns == ann.get("/v1/templates/same").json()["id"]
+        assert 204 == admin.delete(f"/v1/templates/{anns}").status_code
+        assert bobs == admin.get("/v1/templates/same").json()["id"]
+        assert 204 == admin.delete("/v1/templates/same").status_code
+    assert [] == bob.get("/v1/templates").json()["items"]
+
+
 def test_what_one_owner_writes_over_a_public_template_no_other_sees(
     daemon: Daemon, ann: httpx.Client, bob: httpx.Client
 ) -> None:

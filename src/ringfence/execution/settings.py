@@ -6,7 +6,7 @@ import errno
 import json
 import os
 
-from ..errors import InvalidRequest, IoError, StorageFull
+from ..errors import BadJson, InvalidRequest, IoError, StorageFull
 from ..model.base.jsonform import loads
 from ..model.execution.config import ExecutionConfig
 
@@ -41,9 +41,9 @@ class Settings:
             raise IoError(f"{self._path}: {exc.strerror}", field="config") from exc
         try:
             return ExecutionConfig.from_json(loads(text))
-        except InvalidRequest as exc:
+        except (InvalidRequest, BadJson) as exc:
             message = f"{self._path}: {exc.message}"
-            raise InvalidRequest(message, field=exc.field, hint=exc.hint) from exc
+            raise type(exc)(message, field=exc.field, hint=exc.hint) from exc
 
     def write(self, config: ExecutionConfig) -> None:
         """Keep `config`; whoever reads the file meanwhile sees the old one or the new one, whole.

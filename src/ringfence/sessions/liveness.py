@@ -73,6 +73,7 @@ def cpu_ns(inner: BackendSandbox) -> int | None:
 def tidy(manager: Manager) -> None:
     """Write down who was active, forget what ended long ago, and look over the pool."""
     store, clock = manager.store, manager.clock
+    written: dict[Live, float] = {}
     try:
         with store.together():
             for live in manager.index.all():
@@ -81,8 +82,10 @@ def tidy(manager: Manager) -> None:
                     store.change_session(
                         live.id, active_ns=int(last * 1e9), active_at=clock.wall_at(last)
                     )
-                    live.saved_activity = last
+                    written[live] = last
             store.prune(clock.ago(manager.config.keep_ended_s))
+        for live, last in written.items():  # not before: all of it may be rolled back
+            live.saved_activity = last
         store.checkpoint()
     except RingfenceError:
         pass  # no room now; `health` tells

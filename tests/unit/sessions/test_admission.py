@@ -65,6 +65,24 @@ def test_first_come_first_served() -> None:
     assert 0 == slots.taken
 
 
+def test_a_slot_that_comes_free_is_for_those_who_wait() -> None:
+    slots = Slots(1, 10, 60.0)
+    slots.take()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(slots.take)
+        assert until(lambda: 1 == slots.waiting)
+        with slots._changed:  # so that the one who waits cannot look yet
+            slots.give_back()
+            is_taken = slots.try_take()
+            if is_taken:
+                slots.give_back()
+        waiting.result(PATIENCE_S)
+    assert not is_taken
+
+    slots.give_back()
+    assert slots.try_take()
+
+
 def test_one_who_gives_up_lets_the_next_one_through() -> None:
     slots = Slots(1, 10, 0.2)
     slots.take()

@@ -232,6 +232,23 @@ def test_idle_time_of_the_limits_is_the_sessions(manager: SessionManager) -> Non
     assert (None, None) == (found.inner.spec.limits.idle_timeout_s, found.inner.spec.ttl_s)
 
 
+@pytest.mark.parametrize(
+    ("limit", "given", "found"),
+    [(7.0, 5.0, 5.0), (5.0, 7.0, 5.0), (7.0, None, 7.0), (None, 7.0, 7.0)],
+)
+def test_of_two_idle_times_the_shorter_is_meant(
+    manager: SessionManager, limit: float | None, given: float | None, found: float
+) -> None:
+    """A server's ceiling comes as a limit, and must not make longer what was asked for."""
+    options = AcquireOptions(timeouts=SessionTimeouts(idle_s=given))
+    limits = {} if limit is None else {"idle_timeout_s": limit}
+    lease = manager.acquire({"limits": limits}, options, client_id="ann")
+
+    live = manager.index.find(lease.id)
+    assert live
+    assert found == live.timeouts.idle_s
+
+
 # -- what it must have --------------------------------------------------------------------------
 
 
@@ -358,6 +375,26 @@ def test_so_many_that_have_ended_are_remembered_and_no_more_bytes(
     some[0].network_log = _fail  # type: ignore[method-assign]
     remembered.keep(some[0])
     assert remembered.find(some[0].id) is None
+
+
+def test_one_that_ends_again_under_its_id_is_remembered_once_as_the_newest(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evicted sandbox comes back: were each of its ends counted, there would be room for none at last."""
+    monkeypatch.setattr(ended, "_MOST", 2)
+    first, second, third = (new(manager, f"client-{number}").sandbox for number in range(3))
+    remembered = ended.EndedSandboxes()
+    for each in (first, second, first):
+        remembered.keep(each)
+    assert sum(len(ended.EndedSandbox(each)) for each in (first, second)) == remembered._bytes
+    remembered.keep(third)
+    assert [True, False, True] == [
+        remembered.find(each.id) is not None for each in (first, second, third)
+    ]
+    monkeypatch.setattr(ended, "_MOST_BYTES", len(ended.EndedSandbox(third)))
+    for _ in range(5):
+        remembered.keep(third)
+    assert remembered.find(third.id) is not None
 
 
 def test_a_turn_lasts_for_those_who_came_before_it_ended() -> None:

@@ -26,6 +26,8 @@ ERRORS = (
     SandboxLost("gone"),
     ValueError("x"),
 )
+QUICK = ERRORS[::3]
+"""One that clients are told, and one that is a fault."""
 FRESH = AcquireOptions(key="k", use_pool=False, required=RequiredCapabilities(write_access=True))
 
 
@@ -167,8 +169,11 @@ WAYS: tuple[type[Any], ...] = (Create, Restore, Claim, BuildAhead, TakeSnapshot)
 STEPS = [(way, step) for way in WAYS for step in way.steps]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.full) for each in ERRORS],
+    ids=[type(each).__name__ for each in ERRORS],
+)
 @pytest.mark.parametrize(
     ("way", "step"), STEPS, ids=[f"{way.__name__}-{'.'.join(step)}" for way, step in STEPS]
 )

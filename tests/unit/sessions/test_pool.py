@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -328,3 +330,126 @@ class Shelf(RuleBasedStateMachine):
 
 Shelf.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestShelf = Shelf.TestCase
+
+
+def test_each_order_is_made_once_within_what_may_be() -> None:
+    profiles = {"default": SandboxSpec(), "big": SandboxSpec()}
+    bench = Bench(min_warm=1, max_warm=4, warm_profiles=("default", "big"), profiles=profiles)
+    assert not bench.pool.order("other")
+    assert bench.pool.order("big")
+    assert bench.pool.order("default")
+    assert not bench.pool.order("big"), "two are to be there anyway, and two are ordered"
+    bench.pool.tend()
+    assert 4 == bench.pool.size == len(bench.built)
+    assert not bench.pool.order("big")
+    for _ in range(2):
+        bench.pool.take_any()
+    bench.clock.pass_by(1)
+    bench.pool.tend()
+    assert {"default", "big"} <= {each.profile for each in bench.pool._shelf}
+    assert len(bench.built) - 2 == bench.pool.size
+    bench.pool.close()
+    assert not bench.pool.order("default")
+
+
+def test_the_pause_after_failures_has_an_end_and_begins_anew_after_a_success() -> None:
+    bench = Bench(min_warm=1)
+    bench.failure = IsolationError("not now")
+    pauses = []
+    for _ in range(12):
+        bench.pool.tend()
+        pauses.append(round(bench.pool._not_before - bench.clock.now(), 6))
+        bench.pool.tend()
+        assert pauses[-1] == round(bench.pool._not_before - bench.clock.now(), 6), "too early"
+        bench.clock.pass_by(pauses[-1])
+    assert [0.1, 0.2, 0.4] == pauses[:3]
+    assert [30.0, 30.0] == pauses[-2:]
+    bench.failure = None
+    bench.pool.tend()
+    assert (1, "") == (bench.pool.size, bench.pool.last_error)
+    bench.failure = IsolationError("again")
+    for _ in range(2):
+        bench.pool.take_any()
+        bench.pool.tend()
+        assert 0.1 == pytest.approx(bench.pool._not_before - bench.clock.now())
+        bench.pool.wake()  # there may be room again
+
+
+def test_filling_waits_for_what_others_build_and_makes_none_twice() -> None:
+    bench = Bench(min_warm=1)
+    began, go = threading.Event(), threading.Event()
+    real = bench.build
+
+    def build(profile: str) -> PooledSandbox | None:
+        began.set()
+        assert go.wait(20)
+        return real(profile)
+
+    bench.pool._build = build
+    threads = [threading.Thread(target=bench.pool.tend)]
+    threads[0].start()
+    assert began.wait(20)
+    threads.append(threading.Thread(target=bench.pool.fill))
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive()
+    go.set()
+    for each in threads:
+        each.join(20)
+        assert not each.is_alive()
+    assert 1 == bench.pool.size == len(bench.built)
+
+
+def test_one_over_the_files_of_a_snapshot_is_for_that_snapshot() -> None:
+    bench = Bench(min_warm=2)
+    bench.pool.tend()
+    bench.built[0].snapshot = "snap-1"
+    for snapshot in ("snap-2", "snap-1", "snap-1", "", ""):
+        found = bench.pool.claim(SandboxSpec(), "unconfined", snapshot)
+        if found is not None:
+            assert snapshot == found.snapshot
+    assert 0 == bench.pool.size
+
+
+def test_what_fits_a_changed_configuration_stays_and_all_else_goes() -> None:
+    old, other = SandboxSpec(), SandboxSpec(env={"A": "1"})
+    bench = Bench(min_warm=1, warm_profiles=("a", "b", "c"), profiles=dict.fromkeys("abc", old))
+    bench.pool.tend()
+    assert bench.pool.order("a")
+    bench.pool.given_up["b"] = "it could not"
+    bench.failure = IsolationError("x")
+    bench.pool.take_any()
+    bench.pool.tend()
+    assert bench.pool._not_before > bench.clock.now()
+    first = [each for each in bench.built if each.profile in ("b", "c")]
+    bench.failure = None
+
+    config = PoolConfig(min_warm=1, warm_profiles=("a", "b"), profiles={"a": old, "b": other})
+    bench.pool.change(config)
+    assert first == bench.discarded, "another spec, and another profile"
+    assert {} == bench.pool.given_up
+    bench.pool.tend()
+    assert ["a", "b"] == sorted(each.profile for each in bench.pool._shelf), "nothing is ordered"
+    bench.pool.change(PoolConfig(enabled=False, warm_profiles=("a",), profiles={"a": old}))
+    assert 0 == bench.pool.size
+    assert len(bench.built) - 1 == len(bench.discarded), "one was taken"
+
+
+def test_a_pool_that_is_enabled_later_is_filled_and_closed_with_its_timer() -> None:
+    def timers() -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # it was closed meanwhile
+                found += "[timerfd]" in os.readlink(f"/proc/self/fd/{fd}")
+        return found
+
+    before = timers()
+    bench = Bench(enabled=False)
+    bench.pool.start()
+    bench.pool.change(PoolConfig(min_warm=1))
+    assert until(lambda: 1 == bench.pool.size)
+    assert before + 1 == timers()
+    bench.pool.close()
+    bench.pool.close()
+    assert before == timers()
+    assert 1 == len(bench.discarded)

@@ -6,9 +6,10 @@ import hashlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_uploads_that_end_meanwhile_are_counted_or_not(places: Places) -> None:
             is_over.set()
         working.result()
     assert places.has("ann", kept)
+
+
+class _Slow(Counter[str]):
+    """Lets two that count at once read the same number, if nothing keeps them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def __getitem__(self, owner: str) -> int:
+        found = super().__getitem__(owner)
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(0.05)
+        return found
+
+
+def test_two_uploads_that_are_counted_at_once_are_both_counted(places: Places) -> None:
+    places.incoming = _Slow()
+    with closing(_begin(places, "ann")) as one, closing(_begin(places, "ann")) as other:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda upload: upload.write(b"12345"), (one, other)))
+
+        assert 10 == places.count_incoming("ann", 0)
 
 
 def test_two_of_one_name_at_once_are_both_taken(places: Places) -> None:

@@ -70,8 +70,10 @@ class EndedSandboxes:
         except RingfenceError:
             return
         with self._lock:
+            # An evicted one comes back under its id, and ends again.
+            before = self._kept.pop(ended.id, None)
             self._kept[ended.id] = ended
-            self._bytes += len(ended)
+            self._bytes += len(ended) - (0 if before is None else len(before))
             while len(self._kept) > _MOST or self._bytes > _MOST_BYTES:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
 

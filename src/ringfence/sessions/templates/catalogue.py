@@ -348,12 +348,15 @@ class Templates:
 
         Raises:
             NotFound: There is none, or it is another client's: the message is the same.
+            InvalidRequest: Of everything several have this name.
         """
         found = [*self.records.named(any_name), self.records.get(any_name)]
         every = [each for each in found if each is not None]
         # A build's sandboxes are a client's of its own; it starts from what its owner may.
         mine = [each for each in every if sees in (None, each.owner, client_of(each.owner))]
         others = [] if is_mine else [each for each in every if each.public]
+        if sees is None:
+            mine = _only(any_name, mine)
         if not mine and not others:
             # A gateway sends what changes one here if this node is in the place of a lost one.
             if (
@@ -543,6 +546,18 @@ class Templates:
         self.records.remove_layer(snapshot)
         with suppress(SnapshotNotFound):
             snapshots.delete(self.manager, snapshot, None)
+
+
+def _only(any_name: str, found: list[TemplateRecord]) -> list[TemplateRecord]:
+    """The template of this id, else the only one of this name."""
+    of_id = [each for each in found if each.id == any_name]
+    if len(found) > 1 and not of_id:
+        raise InvalidRequest(
+            f"{len(found)} clients have a template named {any_name!r}",
+            field="template",
+            hint="give its id: " + ", ".join(f"{each.id} is {each.owner}'s" for each in found[:5]),
+        )
+    return of_id or found
 
 
 def _missing(name: str) -> NotFound:

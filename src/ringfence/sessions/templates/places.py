@@ -56,6 +56,12 @@ class Places:
         if self._is_own and self._path:
             shutil.rmtree(self._path, ignore_errors=True)
 
+    def count_incoming(self, owner: str, more: int) -> int:
+        """Count bytes of an upload under way; how many there are of this owner now."""
+        with self._lock:  # several of an owner come at once, each in a thread
+            self.incoming[owner] += more
+            return self.incoming[owner]
+
     # -- uploads --------------------------------------------------------------------------------
 
     def upload(self, owner: str, digest: str) -> str:
@@ -175,10 +181,10 @@ class Upload:
             TooLarge, QuotaExceeded, StorageFull: It is abandoned.
         """
         self.size += len(data)
-        self._places.incoming[self._owner] += len(data)
+        incoming = self._places.count_incoming(self._owner, len(data))
         if self.size > self._most:
             raise TooLarge(f"the upload is larger than {self._most} bytes")
-        if self._places.incoming[self._owner] > self._left:
+        if incoming > self._left:
             raise QuotaExceeded(
                 "this client's templates and uploads are as large as they may be",
                 field="bytes",
@@ -219,7 +225,7 @@ class Upload:
 
     def close(self) -> None:
         """Let go of it; what was not finished is removed."""
-        self._places.incoming[self._owner] -= self.size
+        self._places.count_incoming(self._owner, -self.size)
         self.size = 0
         with suppress(OSError):
             self._file.close()
