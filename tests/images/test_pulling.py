@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import http.server
 import json
 import os
@@ -10,10 +11,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ringfence.errors import ImageNotFound, ImageRefused, InvalidRequest, RegistryError
+from ringfence.errors import (
+    ImageNotFound,
+    ImageRefused,
+    InvalidRequest,
+    RegistryError,
+    StorageFull,
+)
+from ringfence.images.manifest import Descriptor
 from ringfence.images.reference import Reference
 from ringfence.images.registry import Registry, pull
 from ringfence.images.store import ImageStore
@@ -21,7 +30,7 @@ from tests.images.conftest import small
 from tests.images.making import Entry, Made, digest_of, layer
 from tests.images.registry import Wire, push, serving
 
-pytestmark = [pytest.mark.anyone, pytest.mark.full]
+pytestmark = pytest.mark.anyone
 
 BIG = os.urandom(3 << 20)  # not to be compressed away
 
@@ -34,6 +43,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield host
 
 
+@pytest.mark.full
 def test_pull_again_by_tag_and_by_digest(registry: str, store: ImageStore) -> None:
     told: list[tuple[str, int, int]] = []
 
@@ -51,6 +61,7 @@ def test_pull_again_by_tag_and_by_digest(registry: str, store: ImageStore) -> No
     assert 2 == len(store.images())
 
 
+@pytest.mark.full
 def test_an_interrupted_pull_goes_on_where_it_broke_off(registry: str, store: ImageStore) -> None:
     wire = Wire(registry, cut_after=1 << 20)
     try:
@@ -65,6 +76,7 @@ def test_an_interrupted_pull_goes_on_where_it_broke_off(registry: str, store: Im
     assert 0 < int(ranges[0].partition(b"=")[2].rstrip(b"-")) < len(BIG)
 
 
+@pytest.mark.full
 def test_two_pulls_at_once_fetch_it_once(registry: str, store: ImageStore) -> None:
     others: list[threading.Thread] = []
     images: list[str] = []
@@ -99,6 +111,7 @@ def _somebody_waits_for(store: ImageStore) -> bool:
     return any("->" in line and line.split()[6].split(":")[2] in here for line in lines)
 
 
+@pytest.mark.full
 def test_what_comes_is_not_collected(registry: str, store: ImageStore) -> None:
     freed: list[int] = []
     image = pull(
@@ -114,6 +127,7 @@ def test_what_comes_is_not_collected(registry: str, store: ImageStore) -> None:
     assert [] == list(Path(store.directory, "blobs").iterdir())
 
 
+@pytest.mark.full
 def test_what_the_registry_does_not_have(registry: str, store: ImageStore) -> None:
     for name in ("team/small:2", "nothing:1", f"team/small@sha256:{'0' * 64}"):
         with pytest.raises(ImageNotFound):
@@ -123,6 +137,7 @@ def test_what_the_registry_does_not_have(registry: str, store: ImageStore) -> No
     assert [] == store.images()
 
 
+@pytest.mark.full
 def test_a_private_registry(
     tmp_path: Path, store: ImageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,11 +164,21 @@ def test_a_private_registry(
 class _Liar(http.server.BaseHTTPRequestHandler):
     blobs: dict[str, bytes] = {}  # noqa: RUF012
     asked: list[str] = []  # noqa: RUF012
+    keys: list[str | None] = []  # noqa: RUF012
+    encodings: list[str | None] = []  # noqa: RUF012
+    wants = ""
+    """The challenge for requests without a key."""
+    status = 200
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
-        data = self.blobs.get(self.path.rpartition("/")[2])
-        self.send_response(404 if data is None else 200)
+        self.keys.append(self.headers.get("authorization"))
+        self.encodings.append(self.headers.get("accept-encoding"))
+        data = self.blobs.get(self.path.rpartition("/")[2].partition("?")[0])
+        is_asked = self.wants and not self.keys[-1] and "/v2/" in self.path
+        self.send_response(401 if is_asked else 404 if data is None else self.status)
+        if is_asked:
+            self.send_header("www-authenticate", self.wants)
         self.send_header("content-length", str(len(data or b"")))
         self.end_headers()
         self.wfile.write(data or b"")
@@ -166,13 +191,14 @@ class _Liar(http.server.BaseHTTPRequestHandler):
 def liar() -> Iterator[str]:
     """A registry that serves `_Liar.blobs`, whatever their digests."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Liar) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
-        _Liar.blobs.clear()
-        _Liar.asked.clear()
+        for each in (_Liar.blobs, _Liar.asked, _Liar.keys, _Liar.encodings):
+            each.clear()
+        _Liar.wants, _Liar.status = "", 200
 
 
 def _serve(made: Made) -> None:
@@ -215,6 +241,199 @@ def test_a_registry_with_tls_has_its_password_sent_nowhere_without(
     assert is_plain == bool(_Liar.asked)
 
 
+@pytest.mark.parametrize("has_service", [False, True])
+@pytest.mark.parametrize("name", ["token", "access_token"])
+def test_a_token_is_asked_for_where_the_registry_says(
+    liar: str, store: ImageStore, name: str, has_service: bool
+) -> None:
+    _serve(small())
+    _Liar.blobs["tokens"] = json.dumps({name: "secret"}).encode()
+    service = ',service="here"' if has_service else ""
+    _Liar.wants = f'Bearer realm="http://{liar}/tokens"{service}'
+
+    pull(f"{liar}/team/x:1", store=store, credentials=("user", "password"))
+
+    (asked,) = (each for each in _Liar.asked if "/tokens" in each)
+    parts = parse_qs(urlsplit(asked).query)
+    assert ["repository:team/x:pull"] == parts["scope"]
+    assert (["here"] if has_service else None) == parts.get("service")
+    basic = f"Basic {base64.b64encode(b'user:password').decode()}"
+    first, to_the_realm, *rest = _Liar.keys
+    assert (None, basic, {"Bearer secret"}) == (first, to_the_realm, {*rest})
+
+
+def test_a_scope_that_the_registry_names_is_asked_for(liar: str, store: ImageStore) -> None:
+    _serve(small())
+    _Liar.blobs["tokens"] = b'{"token": "secret"}'
+    _Liar.wants = f'Bearer realm="http://{liar}/tokens",scope="all"'
+
+    pull(f"{liar}/x:1", store=store)
+    assert ["/tokens?scope=all"] == [each for each in _Liar.asked if "/tokens" in each]
+    assert None is _Liar.keys[1], "without a password none is sent"
+
+
+def test_a_password_is_sent_where_the_registry_asks_for_one(liar: str, store: ImageStore) -> None:
+    _serve(small())
+    _Liar.wants = 'Basic realm="x"'
+
+    with pytest.raises(RegistryError, match="without a password"):
+        pull(f"{liar}/x:1", store=store)
+    pull(f"{liar}/x:1", store=store, credentials=("user", "password"))
+    assert f"Basic {base64.b64encode(b'user:password').decode()}" == _Liar.keys[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "retryable"), [(400, False), (403, False), (429, True), (500, True), (503, True)]
+)
+def test_what_the_registry_answers_says_whether_to_ask_again(
+    liar: str, store: ImageStore, status: int, retryable: bool
+) -> None:
+    _serve(small())
+    _Liar.status = status
+
+    with pytest.raises(RegistryError) as refused:
+        pull(f"{liar}/x:1", store=store)
+    assert retryable == refused.value.retryable
+    assert 1 == len(_Liar.asked)
+    assert (403 == status) == ("docker login" in refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    "challenge", ['Digest realm="{}"', 'Bearer realm="ftp://x/"', "Bearer", 'Bearer realm=""']
+)
+def test_a_challenge_that_is_not_known_is_not_answered(
+    liar: str, store: ImageStore, challenge: str
+) -> None:
+    _serve(small())
+    _Liar.blobs["tokens"] = b'{"token": "secret"}'
+    _Liar.wants = challenge.format(f"http://{liar}/tokens")
+
+    with pytest.raises(RegistryError, match="unknown authentication scheme") as refused:
+        pull(f"{liar}/x:1", store=store, credentials=("user", "password"))
+    assert not refused.value.retryable
+    assert {None} == {*_Liar.keys}
+
+
+def test_blobs_that_are_on_their_way_are_not_collected(liar: str, store: ImageStore) -> None:
+    _serve(small())
+    freed: list[int] = []
+    pull(f"{liar}/x:1", store=store, progress=lambda *_: freed.append(store.collect()[0]))
+
+    assert {0} == {*freed}
+    store.remove(f"{liar}/x:1")
+    assert store.collect()[0] > 0, "the control"
+
+
+def test_what_the_registry_lacks_is_not_found(liar: str, store: ImageStore) -> None:
+    with pytest.raises(ImageNotFound):
+        pull(f"{liar}/x:1", store=store)
+
+
+def test_a_manifest_is_as_long_as_it_may_be_and_no_longer(
+    liar: str, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small()
+    _serve(made)
+    for spare in (0, -1):
+        monkeypatch.setattr("ringfence.images.manifest.MOST_BYTES", len(made.manifest) + spare)
+        if spare:
+            with pytest.raises(ImageRefused, match="too large"):
+                pull(f"{liar}/x:1", store=store)
+        else:
+            pull(f"{liar}/x:1", store=store)
+
+
+def test_layers_that_say_they_are_larger_than_any_are_not_fetched(
+    liar: str, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small()
+    _serve(made)
+    size = sum(map(len, made.blobs))
+    monkeypatch.setattr("ringfence.images.registry.MOST_BYTES", size - 1)
+    with pytest.raises(ImageRefused, match="of layers"):
+        pull(f"{liar}/x:1", store=store)
+    assert 1 == len(_Liar.asked)
+    monkeypatch.setattr("ringfence.images.registry.MOST_BYTES", size)
+    pull(f"{liar}/x:1", store=store)
+
+
+def test_a_blob_that_is_always_shorter_is_given_up(liar: str, store: ImageStore) -> None:
+    _serve(made := small())
+    digest = digest_of(made.blobs[0])
+    _Liar.blobs[digest] = made.blobs[0][:-1]
+
+    with pytest.raises(RegistryError, match="broke off 4 times"):
+        pull(f"{liar}/x:1", store=store)
+    assert 4 == sum(digest in each for each in _Liar.asked)
+
+
+def test_a_blob_that_another_process_brings_is_not_fetched_too(
+    liar: str, store: ImageStore
+) -> None:
+    _serve(made := small())
+    path = Path(store.blob(digest_of(made.blobs[0])))
+    partial = Path(f"{path}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=pull, args=(f"{liar}/x:1",), kwargs={"store": store})
+        thread.start()
+        while thread.is_alive() and not _somebody_waits_for(store):
+            time.sleep(0.001)
+        file.write(made.blobs[0])
+        file.flush()
+        partial.rename(path)
+    thread.join()
+
+    store.find(f"{liar}/x:1")
+    assert not [each for each in _Liar.asked if path.name in each]
+    assert not partial.exists()
+
+
+def test_a_blob_that_came_before_its_lock_was_had_leaves_no_partial(
+    liar: str, store: ImageStore
+) -> None:
+    _serve(made := small())
+    blob = Descriptor(digest_of(made.blobs[0]), len(made.blobs[0]))
+    path = Path(store.blob(blob.digest))
+    partial = Path(f"{path}.partial")
+    with Registry(Reference.parse(f"{liar}/x:1"), None, True) as registry:
+        with partial.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            thread = threading.Thread(target=registry.fetch, args=(blob, str(path), None))
+            thread.start()
+            while thread.is_alive() and not _somebody_waits_for(store):
+                time.sleep(0.001)
+            path.write_bytes(made.blobs[0])
+        thread.join()
+    assert [] == _Liar.asked
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain", "url"),
+    [
+        ("localhost:5000/x:1", False, "http://localhost:5000/v2/x/"),
+        ("127.0.0.1/x/y", False, "http://127.0.0.1/v2/x/y/"),
+        ("[::1]:5000/x", False, "http://[::1]:5000/v2/x/"),
+        ("ghcr.io/x", False, "https://ghcr.io/v2/x/"),
+        ("localhost.example/x", False, "https://localhost.example/v2/x/"),
+        ("ghcr.io/x", True, "http://ghcr.io/v2/x/"),
+        ("x", False, "https://registry-1.docker.io/v2/library/x/"),
+    ],
+)
+def test_only_registries_of_this_machine_are_asked_without_tls(
+    name: str, is_plain: bool, url: str
+) -> None:
+    asked: list[str] = []
+    with Registry(Reference.parse(name), None, is_plain) as registry:
+        stream = registry._http.stream
+        registry._http.stream = lambda _method, url, **_: asked.append(url)  # type: ignore[assignment]
+        registry._once("manifests/1", {})
+        registry._http.stream = stream  # type: ignore[method-assign]
+    assert [f"{url}manifests/1"] == asked
+
+
 def test_a_layer_that_is_not_its_digest(liar: str, store: ImageStore) -> None:
     _serve(made := small())
     _Liar.blobs[digest_of(made.blobs[0])] = made.blobs[0][:-1] + b"!"
@@ -230,6 +449,31 @@ def test_a_layer_that_is_longer_than_it_says(liar: str, store: ImageStore) -> No
 
     with pytest.raises(ImageRefused, match="longer"):
         pull(f"{liar}/x:1", store=store)
+
+
+@pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
+def test_a_full_disk_is_told_as_one(liar: str, store: ImageStore, size: int) -> None:
+    """A small blob is written when its file is closed."""
+    _serve(made := Made([layer(Entry("x", os.urandom(size)))]))
+    partial = Path(f"{store.blob(digest_of(made.blobs[0]))}.partial")
+    partial.symlink_to("/dev/full")
+
+    with pytest.raises(StorageFull, match="No space left") as full:
+        pull(f"{liar}/x:1", store=store)
+
+    assert "free disk space" in str(full.value.hint)
+    partial.unlink()
+    assert pull(f"{liar}/x:1", store=store).id == store.find(f"{liar}/x:1").id
+
+
+def test_blobs_are_asked_for_as_they_are(liar: str, store: ImageStore) -> None:
+    """A blob that came compressed once more would not be what its digest says."""
+    _serve(made := small())
+    pull(f"{liar}/x:1", store=store)
+
+    encodings = dict(zip(_Liar.asked, _Liar.encodings, strict=True))
+    for data in (made.configuration, *made.blobs):
+        assert "identity" == encodings[f"/v2/x/blobs/{digest_of(data)}"]
 
 
 def test_blobs_stay_as_long_as_their_image_is_in_use(liar: str, store: ImageStore) -> None:

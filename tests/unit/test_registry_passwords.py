@@ -57,3 +57,18 @@ def test_docker_hub_is_found_by_each_of_its_names(
 
     assert ("me", "password") == configured(Reference.parse("python:3.12"))
     assert configured(Reference.parse("registry.example/python:3.12")) is None
+
+
+@pytest.mark.parametrize("text", ["nocolon", "", "\n"])
+def test_what_has_no_colon_is_no_password(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    for given, wanted in ((text, None), ("me:", ("me", "")), (":x", ("", "x"))):
+        auth = base64.b64encode(given.encode()).decode()
+        (tmp_path / "config.json").write_text(
+            json.dumps({"auths": {"registry.example": {"auth": auth}}})
+        )
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", "")
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        assert wanted == configured(Reference.parse("registry.example/x"))

@@ -140,6 +140,8 @@ class Registry:
                 break
             except httpx2.HTTPError as exc:  # what came is kept, and the rest asked for
                 last = exc
+            except OSError as exc:  # of a small blob only when its file is closed
+                raise StorageFull(f"{partial}: {exc.strerror}", hint="free disk space") from exc
         else:
             raise RegistryError(
                 f"{self.reference.registry} broke off {_ATTEMPTS} times: {last}",
@@ -167,18 +169,15 @@ class Registry:
                 if have and answer.status_code != 206:
                     file.truncate(0)  # it does not do ranges
                     have = 0
-                try:
-                    for piece in answer.iter_raw():  # in no larger pieces: a cut would lose one
-                        have += len(piece)
-                        if have > blob.size:
-                            raise ImageRefused(
-                                f"{self.reference}: a blob is longer than its manifest says"
-                            )
-                        file.write(piece)
-                        if progress:
-                            progress(blob.digest[7:19], have, blob.size)
-                except OSError as exc:
-                    raise StorageFull(f"{partial}: {exc.strerror}", hint="free disk space") from exc
+                for piece in answer.iter_raw():  # in no larger pieces: a cut would lose one
+                    have += len(piece)
+                    if have > blob.size:
+                        raise ImageRefused(
+                            f"{self.reference}: a blob is longer than its manifest says"
+                        )
+                    file.write(piece)
+                    if progress:
+                        progress(blob.digest[7:19], have, blob.size)
             if have < blob.size:
                 raise httpx2.RemoteProtocolError(f"{blob.size - have} bytes are missing")
 

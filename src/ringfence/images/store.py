@@ -193,8 +193,7 @@ class ImageStore:
 
         256 locks serve all keys: a builder holds one at a time. The value is a path for its layer.
         """
-        path = os.path.join(self.directory, "builds", key[:2])
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        path = self._made("builds", key[:2])
         layer = os.path.join(path, "layer")
         with _flocked(path, fcntl.LOCK_EX):
             try:
@@ -205,7 +204,7 @@ class ImageStore:
 
     def remember_step(self, key: str, image: Image) -> None:
         """Store the result of a template step, until `collect`."""
-        os.makedirs(os.path.join(self.directory, "steps"), mode=0o700, exist_ok=True)
+        self._made("steps")
         self._write_whole(self._step(key), json.dumps(image.to_json()).encode())
 
     def step(self, key: str) -> Image | None:
@@ -229,8 +228,7 @@ class ImageStore:
         base: str = "",
         whole: bool = False,
     ) -> None:
-        roots = os.path.join(self.directory, "roots")
-        os.makedirs(roots, mode=0o700, exist_ok=True)
+        roots = self._made("roots")
         partial = tempfile.mkdtemp(prefix=_PARTIAL, dir=roots)
         try:
             root = os.path.join(partial, "root")
@@ -269,9 +267,8 @@ class ImageStore:
         )
 
     def _write_name(self, image: Image) -> None:
-        path = self._name(image.reference)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        self._write_whole(path, json.dumps(image.to_json()).encode())
+        self._made("names")
+        self._write_whole(self._name(image.reference), json.dumps(image.to_json()).encode())
 
     # -- removing -----------------------------------------------------------------------------
 
@@ -370,17 +367,13 @@ class ImageStore:
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
         """While blobs come that no image names yet: `collect` leaves all of them."""
-        blobs = os.path.join(self.directory, "blobs")
-        os.makedirs(blobs, mode=0o700, exist_ok=True)
-        with _flocked(blobs, fcntl.LOCK_SH):
+        with _flocked(self._made("blobs"), fcntl.LOCK_SH):
             yield
 
     def blob(self, digest: str) -> str:
         if not is_digest(digest):
             raise ImageRefused(f"{digest[:80]!r} is not a SHA-256 digest")
-        blobs = os.path.join(self.directory, "blobs")
-        os.makedirs(blobs, mode=0o700, exist_ok=True)
-        return os.path.join(blobs, digest.removeprefix("sha256:"))
+        return os.path.join(self._made("blobs"), digest.removeprefix("sha256:"))
 
     def _is_free(self, path: str) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -397,15 +390,23 @@ class ImageStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock for adding and removing; reading needs none."""
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
         fd = os.open(
-            os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            os.path.join(self._made(), "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
+
+    def _made(self, *names: str) -> str:
+        """Make a directory of the store for this user alone, and each above it up to the store's own."""
+        path = self.directory
+        os.makedirs(path, mode=0o700, exist_ok=True)  # the mode is of the last one only
+        for name in names:
+            path = os.path.join(path, name)
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
 
     def _root(self, image_id: str) -> str:
         if not is_digest(image_id):

@@ -143,6 +143,9 @@ class Tree:
                     return
                 self._remove(parent, name)
                 os.mkdir(name, 0o700, dir_fd=parent)
+            elif stat.S_IMODE(found.st_mode) & 0o700 != 0o700:
+                # Of an image below, whose modes are there already: this layer's content comes next.
+                os.chmod(name, 0o700, dir_fd=parent)
         self._directories[path] = (entry.mode & 0o1777, _time(entry))
 
     def _is_directory(self, path: str) -> bool:
