@@ -14,7 +14,7 @@ import pytest
 from ringfence.cli.main import main
 from tests.cli.command import ringfence_command
 
-pytestmark = pytest.mark.anyone
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 
 @pytest.fixture

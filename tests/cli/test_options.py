@@ -8,6 +8,7 @@ from ringfence.cli.commands import COMMANDS, LIMITS, RUN
 from ringfence.cli.help import help_of, overview
 from ringfence.cli.options import Command, Option, parse
 from ringfence.cli.serve import _config
+from ringfence.cli.server import inside
 from ringfence.cli.server.hosting import SERVE
 from ringfence.errors import InvalidRequest
 from ringfence.policy.protected import DEFAULTS, NESTED
@@ -114,3 +115,20 @@ def test_a_server_has_the_backends_it_is_told_of() -> None:
 
 def test_the_overview_names_every_command() -> None:
     assert all(command.name in overview() for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("box:/tmp/x", ("box", "/tmp/x")),
+        ("box:x:y", ("box", "x:y")),
+        ("box:", ("box", ".")),
+        ("x", ("", "x")),
+        (":x", ("", ":x")),
+        ("./a:b", ("", "./a:b")),
+        ("/a:b", ("", "/a:b")),
+        ("", ("", "")),
+    ],
+)
+def test_a_colon_behind_a_slash_is_part_of_a_local_path(word: str, place: tuple[str, str]) -> None:
+    assert place == inside._place(word)

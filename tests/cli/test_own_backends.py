@@ -19,7 +19,7 @@ from tests.cli.command import SOURCE, ringfence_command
 from tests.features import require
 from tests.native.callers import TESTS
 
-pytestmark = pytest.mark.anyone
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 MODULE = """
 from ringfence.backends.command.launchers import bubblewrap

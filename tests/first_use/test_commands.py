@@ -13,7 +13,7 @@ import pytest
 
 from tests.first_use.answers import OWN_FAILURE, answers, command
 
-pytestmark = pytest.mark.anyone
+pytestmark = [pytest.mark.anyone, pytest.mark.full]
 
 COMMANDS: list[tuple[str, str, str]] = [
     ("rnu -- true", "'rnu'", "did you mean run?"),

@@ -62,10 +62,10 @@ class Address:
             raise InvalidRequest(
                 "has a user in the URL, which is not sent", field="server", hint=hint
             )
+        if re.search("[?#]", text):
+            hint = f"remove it: {re.split('[?#]', text)[0]}"
+            raise InvalidRequest(f"{text!r} has a query or fragment", field="server", hint=hint)
         if not _HOST.fullmatch(text.split("/")[2]) or not 0 <= _port_of(text) < 65536:
-            if re.search("[?#]", text):
-                hint = f"remove it: {re.split('[?#]', text)[0]}"
-                raise InvalidRequest(f"{text!r} has a query or fragment", field="server", hint=hint)
             what = f"{text!r} has no host, or a port that is none"
             raise InvalidRequest(what, field="server", hint=_FORMS)
         return cls(text.rstrip("/"), "", text)

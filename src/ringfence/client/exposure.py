@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import threading
 from contextlib import suppress
 
@@ -106,6 +107,7 @@ class RemoteExposure:
         self._listener = _listen(host, host_port, unix)
         name = self._listener.getsockname()
         self.address: tuple[str, int] | str = name if isinstance(name, str) else name[:2]
+        self._inode = _inode(unix)
         self._is_open = True
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -138,7 +140,8 @@ class RemoteExposure:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
-        if self._unix is not None:
+        # What took its place at the path belongs to somebody else.
+        if self._unix is not None and self._inode == _inode(self._unix):
             with suppress(OSError):
                 os.unlink(self._unix)
 
@@ -150,6 +153,15 @@ class RemoteExposure:
 
     def __repr__(self) -> str:
         return f"<RemoteExposure of port {self.port} at {self.address}>"
+
+
+def _inode(path: str | None) -> tuple[int, int] | None:
+    """Number of the socket at `path`; None where there is none."""
+    try:
+        info = os.lstat(path or "")
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None
 
 
 def _listen(host: str, host_port: int, unix: str | None) -> socket.socket:

@@ -130,21 +130,27 @@ class _Unpacker:
             raise FileError("the stream's root is not a directory")
         parent = self._parent(path[:-1])
         try:
-            self._make(tar, member, parent, path[-1])
+            self._make(tar, member, parent, path)
         except FileExistsError as exc:
             if not (overwrite or (self._made is not None and path in self._made)):
                 raise in_the_way("/".join(path)) from exc
             _clear(parent, path[-1])
-            self._make(tar, member, parent, path[-1])
-        if self._made is not None:
-            self._made.add(path)
+            self._make(tar, member, parent, path)
+        self._note(path)
         if self._progress:
             self._progress(self._copied, member.name)
 
-    def _make(self, tar: Reader, member: tarfile.TarInfo, parent: int, name: str) -> None:
+    def _note(self, path: tuple[str, ...]) -> None:
+        if self._made is not None:
+            self._made.add(path)
+
+    def _make(
+        self, tar: Reader, member: tarfile.TarInfo, parent: int, path: tuple[str, ...]
+    ) -> None:
         """Create one file or link; no content is read if something is in the way."""
+        name = path[-1]
         if member.isreg():
-            self._file(tar, member, parent, name)
+            self._file(tar, member, parent, path)
         elif member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)
         elif member.islnk():
@@ -158,9 +164,12 @@ class _Unpacker:
             self._last = path, fd
         return self._last[1]
 
-    def _file(self, tar: Reader, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        fd = os.open(name, _NEW, 0o600, dir_fd=parent)
+    def _file(
+        self, tar: Reader, member: tarfile.TarInfo, parent: int, path: tuple[str, ...]
+    ) -> None:
+        fd = os.open(path[-1], _NEW, 0o600, dir_fd=parent)
         try:
+            self._note(path)  # before its content: the stream may break off in it
             self._copied += tar.copy(fd)
             os.fchmod(fd, member.mode & 0o777)  # never setuid on the host
             _stamp(fd, member)

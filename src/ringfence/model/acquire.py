@@ -64,7 +64,7 @@ class AcquireOptions(Model):
         preferred_backend: Its name; no other one is taken instead. Empty: the first that can.
         required_labels: A sandbox that is taken again must have them; a new one gets them.
         use_pool: Whether a warm sandbox will do.
-        timeouts: None takes the manager's.
+        timeouts: None takes the manager's. Of `idle_s` and `limits.idle_timeout_s` the shorter is meant.
         key: Chosen by the client: asking again under the same key gives the same session.
         metadata: The client's own notes on the session.
         snapshot_id: Start with the files of this snapshot, which must be this client's.

@@ -5,6 +5,7 @@ A helper inside reports them as JSON lines: untrusted input.
 
 from __future__ import annotations
 
+from ..errors import BadJson
 from .base import checks, jsonform
 from .base.model import Model
 from .base.record import dataclass
@@ -121,8 +122,11 @@ def read_answer(text: bytes) -> dict[str, Any] | None:
     parts = text.splitlines()
     if any(len(part) > MOST_LINE_BYTES for part in parts):
         return None
-    lines = [jsonform.loads(part) for part in parts]
-    if not lines or not lines[-1].get("done"):
+    try:
+        lines = [jsonform.loads(part) for part in parts]
+    except BadJson:  # it was killed in the middle of a line
+        return None
+    if not lines or not all(isinstance(line, dict) for line in lines) or not lines[-1].get("done"):
         return None
     said = {name: bool(lines[-1][name]) for name in ("truncated", "too_deep") if name in lines[-1]}
     return {"items": lines[:-1], **said}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager
 
 from ..client.unpack import in_the_way
@@ -77,6 +78,13 @@ def _held(
             hint="use the link's target",
         ) from exc
     try:
+        if not stat.S_ISREG(mode := os.fstat(fd).st_mode) and not stat.S_ISDIR(mode):
+            # The path in /proc opens it once more, and a FIFO without a writer would block for ever.
+            raise FileError(
+                f"{local}: not a file or directory, and {top} is mounted: a program inside may have made it",
+                path=local,
+                hint="remove it, or use another path",
+            )
         # A directory is looked at by name, and the link in /proc is none.
         yield (
             f"/proc/self/fd/{fd}/."
