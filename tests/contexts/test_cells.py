@@ -9,6 +9,7 @@ import pytest
 
 from ringfence import AsyncSandbox, Sandbox
 from ringfence.contexts import CellError, Context, Result
+from ringfence.contexts.context import Turn
 from ringfence.errors import ExecNotFound, InvalidRequest, LifecycleError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -311,3 +312,34 @@ async def test_without_blocking(sandbox: Sandbox) -> None:
         assert "1" == (await context.run("x", timeout_s=60)).text, "cancelled is interrupted"
         assert ["x"] == [each["name"] for each in await context.variables()]
     assert "2" == (await held.run_code("1 + 1")).text
+
+
+DIES_WHEN_INTERRUPTED = """
+import os, signal
+signal.signal(signal.SIGINT, lambda *_: os._exit(3))
+while True: signal.pause()
+"""
+
+
+def test_a_cell_that_ends_its_interpreter_when_it_is_interrupted_keeps_no_variables(
+    context: Context,
+) -> None:
+    context.run("x = 1")
+    found = context.run(DIES_WHEN_INTERRUPTED, timeout_s=0.3)
+
+    assert found.timed_out
+    assert found.error is not None
+    assert "variables are lost" in found.error.value
+    with pytest.raises(LifecycleError):
+        context.run("x")
+
+
+def test_a_cell_whose_caller_went_before_its_turn_does_not_run(context: Context) -> None:
+    turn = Turn()
+    context.abandon(turn)
+    found = context.follow(turn, "x = 1")
+
+    assert (None, [], None) == (found.execution_count, found.results, found.error)
+    assert "False" == context.run("'x' in globals()").text
+    context.follow(Turn(), "x = 1")
+    assert "True" == context.run("'x' in globals()").text

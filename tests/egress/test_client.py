@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
+from cryptography import x509
 
 from ringfence import NetworkPolicy, NetworkRule
+from ringfence.egress.host import line as line_module
 from ringfence.egress.host.client import Egress
+from ringfence.egress.host.line import Line
 from ringfence.errors import NetworkPolicyError
+from ringfence.model.net.netlog import NetworkEvent
 
 ONE, OTHER = "sbx-one", "sbx-other"
 
@@ -68,3 +74,199 @@ def test_what_ends_tls_is_started_where_a_policy_needs_it(egress: Egress) -> Non
     assert [] == egress.processes
     egress.expect(NetworkPolicy(rules=(NetworkRule("a.test", methods=("GET",)),)))
     assert 1 == len(egress.processes)
+
+
+def held() -> set[str]:
+    return {
+        os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)
+    }
+
+
+def _is_open(fd: str) -> bool:
+    try:
+        os.fstat(int(fd))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("fails", ["_line", "serve"])
+def test_sockets_of_a_sandbox_that_nobody_can_serve_are_closed(
+    egress: Egress, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Else its network would be kept, and whoever connects would wait."""
+    serve(egress, ONE)
+    egress.check(ONE)
+
+    def fail(*_args: object, **_more: object) -> None:
+        raise NetworkPolicyError("there is no process that could")
+
+    if fails == "_line":
+        monkeypatch.setattr(egress, "_line", fail)
+    else:
+        monkeypatch.setattr(Line, "_check", fail)
+    before = held()
+    with pytest.raises(NetworkPolicyError):
+        serve(egress, OTHER)
+    assert before == held()
+    monkeypatch.undo()
+    with pytest.raises(NetworkPolicyError):
+        egress.check(OTHER)
+    egress.check(ONE)
+
+
+def test_a_change_that_is_refused_leaves_what_was_there_also_for_the_next_process(
+    egress: Egress,
+) -> None:
+    """The settings are told again where the process is replaced."""
+    serve(egress, ONE)
+    egress.check(ONE)
+    line = egress._lines["plain"]
+    before = line.served(ONE)
+    assert before is not None
+    good = before.body
+    bad = {**good, "policy": {**good["policy"], "mode": "unrestricted", "allowed_hosts": []}}
+
+    with pytest.raises(NetworkPolicyError, match="was not applied"):
+        line.change(bad)
+    assert (good, "") == (before.body, before.refusal)
+    egress.check(ONE)
+    egress.change(ONE, NetworkPolicy.parse("b.test"), {}, None)
+    assert ["b.test"] == before.body["policy"]["allowed_hosts"]
+
+    with pytest.raises(NetworkPolicyError, match="no network"):
+        line.change({**good, "id": OTHER})
+    with pytest.raises(NetworkPolicyError, match="no network"):
+        egress.change(OTHER, NetworkPolicy.parse("b.test"), {}, None)
+
+
+def test_a_sandbox_that_is_served_anew_is_served_once(egress: Egress) -> None:
+    """Its first sockets are closed with what they were for."""
+    first = serve(egress, ONE)
+    egress.check(ONE)
+    second = serve(egress, ONE)
+    egress.check(ONE)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", first))
+    refused(second)
+    egress.drop(ONE)
+    egress._lines["plain"].flush()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", second))
+
+
+def test_a_policy_that_moves_to_another_process_leaves_the_first(egress: Egress) -> None:
+    port = serve(egress, ONE)
+    egress.check(ONE)
+    refused(port)
+    judged = NetworkPolicy(rules=(NetworkRule("a.test", methods=("GET",)),))
+    authority = egress.make_authority(judged)
+    egress.change(ONE, judged, {}, None, authority=authority)
+
+    assert {"plain", "tls"} == {*egress._lines}
+    assert egress._lines["plain"].served(ONE) is None
+    egress.check(ONE)
+    refused(port)
+    assert 2 == egress.totals(ONE)["refused"], "what was before is still told"
+    egress.drop(ONE)
+    egress._lines["tls"].flush()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_move_that_is_refused_leaves_the_sandbox_where_it_was(egress: Egress) -> None:
+    """Its sockets are not shut down: the process that had them still serves them."""
+    port = serve(egress, ONE)
+    egress.check(ONE)
+    judged = NetworkPolicy(rules=(NetworkRule("a.test", methods=("GET",)),))
+    for _ in range(2):
+        with pytest.raises(NetworkPolicyError, match="was not applied"):
+            egress.change(ONE, judged, {}, None, authority={"cert": "none", "key": "none"})
+        assert egress._lines["tls"].served(ONE) is None
+        assert "plain" == egress._kinds[ONE]
+        egress.check(ONE)
+        refused(port)
+    assert 2 == egress.totals(ONE)["refused"]
+    egress.change(ONE, judged, {}, None, authority=egress.make_authority(judged))
+    egress.check(ONE)
+    refused(port)
+    assert 3 == egress.totals(ONE)["refused"]
+
+
+def test_one_that_moved_is_told_of_as_before_and_moves_back(egress: Egress) -> None:
+    """Its listener stays, its events keep their order, and connections into it go the way it went."""
+    heard: list[NetworkEvent] = []
+    port = serve(egress, ONE)
+    egress.check(ONE)
+    egress.listen(ONE, heard.append)
+    refused(port)
+    egress._lines["plain"].flush()
+    judged = NetworkPolicy(rules=(NetworkRule("a.test", methods=("GET",)),))
+    egress.change(ONE, judged, {}, None, authority=egress.make_authority(judged))
+    moved = egress._lines["tls"].served(ONE)
+    assert moved is not None
+    assert not moved.is_move, "from now on its sockets are this process's alone"
+    refused(port)
+    egress.check(ONE)
+    egress._lines["tls"].flush()
+    assert 2 == len(heard)
+    assert heard == egress.events(ONE)
+    relayed(egress, ONE)
+    assert "tls" == egress._kinds[ONE]
+
+    egress.change(ONE, NetworkPolicy.parse("a.test"), {}, None)
+    assert "plain" == egress._kinds[ONE]
+    assert egress._lines["tls"].served(ONE) is None
+    refused(port)
+    egress._lines["plain"].flush()
+    assert heard == egress.events(ONE)
+    assert 3 == len(heard) == egress.totals(ONE)["refused"]
+    relayed(egress, OTHER)
+    assert "plain" == egress._kinds[OTHER], "one that may reach nothing is reached all the same"
+
+
+def relayed(egress: Egress, sandbox_id: str) -> None:
+    """Pass a few bytes from a client to a server inside, and close both."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    (client, near), (server, far) = pairs
+    try:
+        egress.relay(sandbox_id, 80, near.fileno(), far.fileno())
+        near.close()
+        far.close()
+        for sock in (client, server):
+            sock.settimeout(30)
+        client.sendall(b"hello")
+        assert b"hello" == server.recv(5)
+    finally:
+        for sock in (client, near, server, far):
+            sock.close()
+
+
+def test_what_is_dropped_while_its_process_is_replaced_is_dropped_by_the_next_one_too(
+    egress: Egress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is told of every sandbox that is known when it starts."""
+    monkeypatch.setattr(line_module, "_LOOK_S", 0.05)
+    ports = [serve(egress, each) for each in (ONE, OTHER)]
+    line = egress._lines["plain"]
+    line.flush()
+    before = line.pid
+    os.kill(before, signal.SIGSTOP)
+    egress.drop(ONE)
+    assert before != line.pid
+    line.flush()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports[0]))
+    egress.check(OTHER)
+    refused(ports[1])
+    assert "replaced" in line.fault
+
+
+def test_a_certificate_authority_speaks_for_the_hosts_that_are_judged_and_no_others(
+    egress: Egress,
+) -> None:
+    rules = (NetworkRule("a.test", methods=("GET",)), NetworkRule("b.test"))
+    made = egress.make_authority(NetworkPolicy(rules=rules))
+    certificate = x509.load_pem_x509_certificate(made["cert"].encode())
+    permitted = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    assert {"a.test"} == {str(each.value) for each in permitted.permitted_subtrees or ()}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ringfence import NetworkLimits, NetworkPolicy
+from ringfence.egress import passage
 from ringfence.egress.first import HOLD, PASS, RAW
 from ringfence.egress.gate import Gate
+from ringfence.egress.io.loop import sleep
+from tests.egress.one_sandbox import Scene
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
@@ -61,3 +68,169 @@ def test_what_was_held_goes_on_as_a_whole_and_else_what_came(
     assert is_decided == gate._decide(more)
 
     assert ([(verb, b"whole" if held else more)] if verb else []) == done
+
+
+# -- while both sides may speak first ------------------------------------------------------------
+
+HEADER_S = 0.1
+HTTP = b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"
+Make = Callable[..., Scene]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setattr(passage, "_SILENCE_S", 0.01)
+    with ExitStack() as stack:
+
+        def made(**limits: Any) -> Scene:
+            allowed = NetworkLimits(**{"header_s": HEADER_S, **limits})
+            scene = Scene(NetworkPolicy(allowed_hosts=("a.test", "127.0.0.0/8"), limits=allowed))
+            stack.callback(scene.close)
+            return scene
+
+        yield made
+
+
+def wait(scene: Scene, seconds: float = 2 * HEADER_S) -> None:
+    scene.loop.run_until_done(sleep(seconds))
+
+
+def dialled(scene: Scene) -> None:
+    """Wait until a server was dialled: its name is looked up in a thread."""
+    while not scene._servers:
+        scene.settle()
+
+
+def ends(scene: Scene) -> list[str]:
+    return [each["reason"] for each in scene.events if each["kind"] != "dns"]
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("port", [443, 80])
+def test_a_server_that_speaks_first_has_as_long_as_it_likes_from_then_on(
+    make: Make, port: int
+) -> None:
+    """Then it speaks neither TLS nor HTTP, and there is nothing to wait for."""
+    scene = make()
+    with scene.begin(port, b"") as client:
+        dialled(scene)
+        scene.answer(b"220 hello")
+        assert b"220 hello" == client.recv(99)
+        wait(scene)
+        assert [] == ends(scene)
+        client.sendall(b"\0raw")
+        scene.settle()
+        assert b"\0raw" == scene._hear()
+        scene.answer(b"and more")
+        assert b"and more" == client.recv(99)
+        wait(scene)
+        assert [] == ends(scene)
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("said", [b"", b"\0raw"])
+def test_neither_side_is_waited_for_without_end_where_only_tls_may_be_spoken(
+    make: Make, said: bytes
+) -> None:
+    scene = make()
+    with scene.begin(443, said) as client:
+        dialled(scene)
+        wait(scene)
+        scene.settle()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert b"" == scene._hear(), "the server is told nothing before it spoke"
+    (reason,) = ends(scene)
+    assert ("TLS may be spoken" if said else "not enough within") in reason
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("said", [HTTP, b"\x16\x03\x01\x00\x01"])
+@pytest.mark.parametrize("port", [80, 9000])
+def test_http_and_tls_are_cut_where_the_server_has_spoken_first(
+    make: Make, said: bytes, port: int
+) -> None:
+    """A server behind another name may answer there: the request must be for the name."""
+    scene = make()
+    with scene.begin(port, b"") as client:
+        dialled(scene)
+        scene.answer(b"220 hello")
+        assert b"220 hello" == client.recv(99)
+        client.sendall(said)
+        scene.settle()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert b"" == scene._hear()
+    (reason,) = ends(scene)
+    is_foreign = port == 80 and said is not HTTP
+    assert ("where only HTTP may" if is_foreign else "has spoken first") in reason
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("port", [80, 9000])
+def test_http_of_a_client_that_was_slow_is_served_and_ends_with_its_sandbox(
+    make: Make, port: int
+) -> None:
+    scene = make()
+    with scene.begin(port, b"") as client:
+        dialled(scene)
+        client.sendall(HTTP)
+        scene.settle()
+        assert scene._hear().startswith(b"GET / HTTP/1.1\r\n")
+        wait(scene)
+        scene.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
+        assert client.recv(999).endswith(b"half")
+        scene.sandbox.close()
+        scene.settle()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    (server,) = scene._servers
+    assert b"" == server.recv(1), "the server's side is closed as well"
+    assert ["the sandbox is gone"] == ends(scene)
+    assert 0 == scene.commons.connections
+
+
+@pytest.mark.anyone
+def test_half_of_something_is_not_waited_for_and_what_is_told_apart_is(make: Make) -> None:
+    scene = make()
+    with scene.begin(9000, b"GE") as half:
+        dialled(scene)
+        wait(scene)
+        scene.settle()
+        with pytest.raises(ConnectionResetError):
+            half.recv(1)
+    assert ["the client's protocol cannot be detected"] == ends(scene)
+    with scene.begin(9000, b"GE") as client:
+        while len(scene._servers) < 2:
+            scene.settle()
+        client.sendall(b"LLO")
+        scene.settle()
+        assert b"GELLO" == scene._hear()
+        wait(scene)
+        assert 1 == len(ends(scene)), "a client may say nothing for long"
+        client.sendall(b" world\n")
+        scene.settle()
+        assert b" world\n" == scene._hear()
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("says", [b"x", b""])
+def test_where_all_bytes_are_used_up_only_an_end_is_let_through(make: Make, says: bytes) -> None:
+    scene = make()
+    with scene.begin(9000, b"") as client:
+        dialled(scene)
+        meter = scene.sandbox.meter
+        meter.limit(meter.moved_bytes, None)
+        if says:
+            client.sendall(says)
+        else:
+            client.shutdown(socket.SHUT_WR)
+        scene.settle()
+        (server,) = scene._servers
+        assert b"" == server.recv(9), "it ends or is cut"
+        if says:
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+            assert ["the sandbox has used up its network bytes"] == ends(scene)
+        else:
+            assert [] == ends(scene), "the server may still end in order"

@@ -6,15 +6,19 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ringfence.egress.host.line import Line
+from ringfence import NetworkPolicy
+from ringfence.egress.host import line as line_module
+from ringfence.egress.host.line import Line, _Answer, _is_stopped
 from ringfence.errors import NetworkPolicyError
 
 # One thread's stack is more than the address space has left, and an interpreter's is not.
@@ -100,3 +104,113 @@ def _is_listening_to(line: Line, frame: object) -> bool:
             return True
         frame = frame.f_back  # type: ignore[attr-defined]
     return False
+
+
+def a_body(sandbox_id: str, **policy: object) -> dict[str, Any]:
+    form = {**NetworkPolicy.parse("a.test").to_json(), **policy}
+    return {"id": sandbox_id, "policy": form, "secrets": {}, "network_bytes": None, "ca": None}
+
+
+BAD = {"mode": "unrestricted", "allowed_hosts": ()}
+"""A policy that no process serves: its second field says nothing then."""
+
+
+def sockets() -> tuple[int, list[int]]:
+    """A listener's port, and descriptors of it and of a resolver's socket."""
+    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
+    port: int = tcp.getsockname()[1]
+    return port, [tcp.detach(), udp.detach()]
+
+
+@pytest.mark.parametrize("is_move", [False, True])
+def test_sockets_of_a_refused_sandbox_are_shut_down_unless_another_process_has_them(
+    line: Line, is_move: bool
+) -> None:
+    """Who connects would wait for ever."""
+    port, fds = sockets()
+    elsewhere = [os.dup(fd) for fd in fds]
+    try:
+        line.serve(a_body("sbx-1", **BAD), fds, is_move=is_move)
+        with pytest.raises(NetworkPolicyError, match="was not applied"):
+            line.settle("sbx-1")
+        if is_move:
+            socket.create_connection(("127.0.0.1", port)).close()
+        else:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+    finally:
+        for fd in elsewhere:
+            os.close(fd)
+    line.drop("sbx-1")
+
+
+def test_a_process_that_lived_long_enough_may_end_as_often_again(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends as soon as it has started is given up, and then its sandboxes reach nothing."""
+    monkeypatch.setattr(line_module, "_FIRST_PAUSE_S", 0.0)
+    port, fds = sockets()
+    elsewhere = os.dup(fds[0])
+    line.serve(a_body("sbx-1"), fds)
+    line.settle("sbx-1")
+    line._short_lives = line_module._MOST_SHORT_LIVES
+    line._started_at -= line_module._SHORT_LIFE_S
+    before = line.pid
+    os.kill(before, signal.SIGKILL)
+    while before == line.pid:
+        line.flush()
+    line.settle("sbx-1")
+    assert 0 == line._short_lives
+    socket.create_connection(("127.0.0.1", port)).close()
+
+    line._short_lives = line_module._MOST_SHORT_LIVES
+    os.kill(line.pid, signal.SIGKILL)
+    assert line._ended.acquire(timeout=60), "the thread that listens ends"
+    line._ended.release()
+    with pytest.raises(NetworkPolicyError, match="does not stay up"):
+        line.flush()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    os.close(elsewhere)
+    assert not line._answers
+
+
+def test_an_answer_is_waited_for_once_and_comes_whole(line: Line) -> None:
+    """What goes on in a sandbox comes in several messages."""
+    answer = _Answer()
+    line._answers[77] = answer
+    for number in range(2):
+        line._hear_answer({"live": {"token": 77, "events": [{"port": number}]}})
+        assert not answer.wait(0)
+    line._hear_answer({"flushed": 78})
+    assert not answer.wait(0), "that was another's"
+    line._hear_answer({"flushed": 77})
+    assert answer.wait(0)
+    assert [{"port": 0}, {"port": 1}] == answer.value["live"]
+    del line._answers[77]
+    line.flush()
+    assert {} == line._answers
+
+
+def test_a_process_is_replaced_only_by_who_waited_for_it(line: Line) -> None:
+    """Two callers that waited for one in vain would end its replacement as well."""
+    before = line.pid
+    line._replace(before + 1)
+    line.flush()
+    assert (before, "") == (line.pid, line.fault)
+    line._replace(before)
+    line.flush()
+    assert before != line.pid
+    assert "replaced" in line.fault
+
+
+def test_a_process_that_is_stopped_is_known_as_such() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        try:
+            assert not _is_stopped(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+            assert _is_stopped(child.pid)
+        finally:
+            child.kill()
+    assert not _is_stopped(child.pid), "there is none"

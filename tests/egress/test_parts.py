@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.egress.control import write
+from ringfence.egress.dns import own as own_addresses
 from ringfence.egress.dns.own import OwnAddresses
 from ringfence.egress.io.loop import Loop, sleep
 from ringfence.egress.meter import SPENT, Meter, Rate
@@ -145,6 +148,77 @@ def test_the_same_question_again_is_one_line(loop: Loop) -> None:
     record.flush()
 
     assert ["a.test", "b.test"] == [event["host"] for event in told[0]["events"]]
+
+
+@pytest.mark.parametrize("at", [0.0, 0.6, 0.99])
+def test_a_question_is_the_same_from_one_sandbox_with_one_answer_within_a_second(
+    loop: Loop, at: float
+) -> None:
+    """Counted from the first: who asks without end is on record once a second."""
+    told: list[dict[str, Any]] = []
+
+    def tell(message: dict[str, Any]) -> bool:
+        told.extend(message.get("events", ()))
+        return True
+
+    record, began = Record(loop, tell), loop.now
+    for now, sandbox, allowed in (
+        (0.0, "one", False),
+        (at, "one", False),
+        (at, "one", True),
+        (at, "other", False),
+        (1.01, "one", False),
+        (1.01, "one", False),
+    ):
+        loop.now = began + now
+        record.add(sandbox, "dns", host="a.test", allowed=allowed)
+    record.flush()
+    assert [("one", False), ("one", True), ("other", False), ("one", False)] == [
+        (each["sandbox_id"], each["allowed"]) for each in told
+    ]
+
+
+def test_what_is_not_limited_is_counted_all_the_same(loop: Loop) -> None:
+    meter = Meter(loop)
+    assert 10 == meter.at_once(10) == meter.grant(10, pytest.fail)
+    meter.count(7)
+    assert 7 == meter.moved_bytes
+    meter.limit(10, None)
+    assert (3, 2) == (meter.at_once(10), meter.at_once(2))
+    meter.count(3)
+    assert (0, True) == (meter.at_once(10), meter.is_spent)
+    meter.limit(None, 1)
+    assert 1 == meter.at_once(10)
+    meter.count(5)
+    assert 0 == meter.at_once(10)
+
+
+def test_routes_are_looked_at_at_once_and_not_again_for_a_moment(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_addresses, "_LEAST_S", 0.02)
+    own, looks = OwnAddresses(loop, lambda: None), list[float]()
+    monkeypatch.setattr(own, "_look", lambda: looks.append(time.monotonic()))
+    for number in range(1, 4):
+        for _ in range(3):
+            own._on_notice(0)
+        assert 2 * number - 1 == len(looks), "the first at once, the others later"
+        while len(looks) < 2 * number:
+            loop.turn()
+        assert looks[-1] - looks[-2] >= 0.02
+        while own._is_resting:
+            loop.turn()
+        assert 2 * number == len(looks)
+
+    def lose(_most: int) -> bytes:
+        raise OSError(errno.ENOBUFS, "some were lost")
+
+    sock = own._socket
+    monkeypatch.setattr(own, "_socket", SimpleNamespace(recv=lose))
+    own._on_notice(0)
+    assert 7 == len(looks), "what counts is that there were any"
+    monkeypatch.setattr(own, "_socket", sock)
+    own.close()
 
 
 def test_every_address_of_the_host_is_its_own(loop: Loop) -> None:

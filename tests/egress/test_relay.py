@@ -282,3 +282,150 @@ def test_a_cut_in_the_middle_leaves_no_pipe_behind(joined: Joined) -> None:
     joined.loop.run_until_done(talk())
     joined.pipes.close()
     assert before - 2 == len(os.listdir("/proc/self/fd"))
+
+
+# -- what is given up and given back -------------------------------------------------------------
+
+
+def is_let_go(joined: Joined) -> bool:
+    """True if the loop neither watches a socket of the relay nor will call it."""
+    return not joined.loop._handlers and not [
+        timer for timer in joined.loop._timers if timer.call is not None
+    ]
+
+
+@pytest.mark.parametrize("server", ["is silent", "spoke", "ended"])
+def test_both_sockets_are_given_up_unless_the_server_was_heard(joined: Joined, server: str) -> None:
+    joined.relay.start(on_held=lambda: None)
+    if server == "spoke":
+        joined.server.send(b"banner")
+    elif server == "ended":
+        joined.server.shutdown(socket.SHUT_WR)
+    joined.loop.run_until_done(sleep(0.01))
+    assert (server == "is silent") == joined.relay.release()
+    assert not joined.relay.release(), "once"
+    if server == "is silent":
+        assert is_let_go(joined)
+        joined.client.send(b"to us")
+        assert b"to us" == joined.relay.client.recv(9)
+        joined.relay.server.send(b"from us")
+        assert b"from us" == joined.server.recv(9)
+        joined.relay.client.close()
+        joined.relay.server.close()
+    assert [] == joined.ended
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_relay_that_is_over_is_let_go(joined: Joined, in_order: bool) -> None:
+    joined.relay.start()
+    assert not is_let_go(joined), "the control"
+    if in_order:
+        for sock in (joined.client, joined.server):
+            sock.shutdown(socket.SHUT_WR)
+        joined.loop.run_until_done(sleep(0.01))
+    else:
+        joined.relay.cut("on purpose")
+    assert is_let_go(joined)
+    assert ["" if in_order else "on purpose"] == joined.ended
+    assert all(sock.fileno() == -1 for sock in (joined.relay.client, joined.relay.server))
+
+
+def test_a_pipe_into_which_nothing_came_is_given_back(joined: Joined) -> None:
+    direction = joined.relay.back
+    for _ in range(3):
+        assert 0 == direction._take(100)
+        assert (None, 1) == (direction.pipe, len(joined.pipes._idle))
+    joined.server.close()  # a reset
+    with pytest.raises(OSError):
+        direction._take(100)
+    assert (None, 1) == (direction.pipe, len(joined.pipes._idle))
+
+
+def test_big_pipes_are_so_many_and_count_no_more_when_they_are_closed() -> None:
+    pipes = Pipes()
+    for _ in range(3):
+        taken = [pipes.take() for _ in range(33)]
+        big = sum(pipe.is_big for pipe in taken)
+        assert big == pipes._big <= 16
+        for pipe in taken:
+            pipe.held = os.write(pipe.write_fd, b"x")
+            pipes.give_back(pipe)
+        assert (0, []) == (pipes._big, pipes._idle)
+    taken = [pipes.take() for _ in range(33)]
+    for pipe in taken:
+        pipes.give_back(pipe)
+    assert 32 == len(pipes._idle)
+    assert pipes.take().is_big == any(pipe.is_big for pipe in taken), "a big one first"
+    for pipe in taken:
+        if pipe not in pipes._idle:
+            try:
+                pipe.close()
+            except OSError:
+                continue  # the one that was too many
+    pipes.close()
+
+
+def test_an_end_passes_where_all_bytes_are_used_up() -> None:
+    with Joined(total_bytes=4) as joined:
+
+        async def talk() -> None:
+            joined.relay.start()
+            client, server = joined.streams()
+            await client.write(b"four")
+            assert b"four" == await server.read(9)
+            await client.end()
+            assert b"" == await server.read(9)
+            assert [] == joined.ended
+            await server.end()
+            assert b"" == await client.read(9)
+
+        joined.loop.run_until_done(talk())
+        joined.loop.run_until_done(sleep(0))
+        assert ([""], 4) == (joined.ended, joined.meter.moved_bytes)
+
+
+def test_what_was_read_before_counts_as_moved(joined: Joined) -> None:
+    joined.relay.start(on_held=lambda: None)
+    joined.relay.hand_over(b"three")
+    joined.relay.start_out(b"more")
+    joined.loop.run_until_done(sleep(0.01))
+    assert b"threemore" == joined.server.recv(99)
+    assert (9, 9) == (joined.meter.moved_bytes, joined.relay.out.count)
+
+
+def test_a_direction_that_may_go_on_moves_what_waits_without_a_further_event(
+    joined: Joined,
+) -> None:
+    joined.relay.start()
+    joined.loop.run_until_done(sleep(0))
+    direction = joined.relay.out
+    direction._waits = True
+    joined.client.send(b"waits")
+    joined.loop.run_until_done(sleep(0.01))
+    with pytest.raises(BlockingIOError):
+        joined.server.recv(9)
+    direction._pump_later()
+    joined.loop.run_until_done(sleep(0.01))
+    assert b"waits" == joined.server.recv(9)
+
+
+def test_once_all_that_was_handed_over_is_gone_the_client_is_looked_at(joined: Joined) -> None:
+    size, looks = 32 << 20, list[bool]()
+
+    def look() -> None:
+        looks.append(bool(joined.relay.out.prefix))
+
+    async def talk() -> None:
+        joined.relay.start(on_held=look)
+        await sleep(0.01)
+        joined.relay.hand_over(bytes(size))
+        assert joined.relay.out.prefix, "more than fits"
+        looks.clear()
+        _client, server = joined.streams()
+        got = 0
+        while got < size:
+            got += len(await server.read(1 << 20))
+        await sleep(0)
+        assert False in looks
+
+    joined.loop.run_until_done(talk())

@@ -146,6 +146,36 @@ def test_who_waits_gets_a_turn_when_another_ends(names: Names) -> None:
     assert [ANSWER] * 40 == names.wait(*tasks)
 
 
+def test_the_last_threads_are_for_sandboxes_that_have_none(names: Names) -> None:
+    for sandbox in range(5):
+        for number in range(2 * _SHARE):
+            names.ask(f"greedy-{sandbox}", f"slow-{sandbox}-{number}.test")
+    running = names.resolver._running
+    left = MOST_THREADS - sum(running.values())
+    assert left > 0
+    for sandbox in range(left):
+        names.ask(f"modest-{sandbox}", f"slow-{sandbox}.test")
+    assert [1] * left == [running[f"modest-{sandbox}"] for sandbox in range(left)]
+    names.ask("late", "slow-late.test")
+    assert "late" not in running
+    names.go_on.set()
+    names.wait(*names.tasks)
+    assert ({}, {}, {}) == (running, names.resolver._queues, names.resolver._lookups)
+
+
+def test_sandboxes_have_a_free_thread_in_turn(names: Names) -> None:
+    running = names.resolver._running
+    running["others"] = MOST_THREADS
+    tasks = [names.ask(one, f"{one}{number}.test") for one in "ab" for number in range(3)]
+    assert [] == names.asked
+    running["others"] -= 1
+    names.resolver._hand_out()
+    assert [ANSWER] * 6 == names.wait(*tasks)
+    assert ["a0", "b0", "a1", "b1", "a2", "b2"] == [each.partition(".")[0] for each in names.asked]
+    del running["others"]
+    assert {} == running
+
+
 def test_too_many_at_once_are_refused(names: Names) -> None:
     while not (names.tasks and names.tasks[-1].done):
         names.ask("one", f"slow-{len(names.tasks)}.test")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
+from ringfence.egress import reach
 from ringfence.egress.inbound import Inbound, Unruled
 from ringfence.egress.rules import exact_names, read_policy
+from ringfence.linux.destination import packed
+from tests.egress.hellos import message, records, sni
 from tests.egress.one_sandbox import Scene
 from tests.egress.scene import tcp_pair
 
@@ -149,3 +155,219 @@ def test_a_connection_into_a_sandbox_counts_until_it_ends(
     scene.settle()
 
     assert (0, 0) == (scene.commons.connections, len(sandbox.connections))
+
+
+# -- connections that go on ----------------------------------------------------------------------
+
+NAME, ADDRESS = None, packed("127.0.0.1")
+LITERAL = NetworkPolicy(allowed_hosts=(HERE,))
+WITHOUT_HERE = NetworkPolicy(allowed_hosts=("a.test",))
+
+
+def is_reset(client: socket.socket) -> bool:
+    client.settimeout(0.01)
+    try:
+        client.recv(1)
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+    raise AssertionError("something came")
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("to", "port", "said", "before", "after", "why"),
+    [
+        (NAME, 9000, b"\0raw", ALL, ALL, ""),
+        (NAME, 9000, b"\0raw", ALL, LITERAL, "no rule allows a.test:9000"),
+        (NAME, 9000, b"\0raw", ALL, WITHOUT_HERE, "127.0.0.1 is loopback"),
+        (NAME, 9000, b"\0raw", ALL, ONLY_GET, "the policy checks each request to it"),
+        (NAME, 80, REQUEST, ALL, ONLY_POST, ""),
+        (NAME, 80, REQUEST, ALL, ONLY_GET, "no rule allows POST"),
+        (NAME, 80, REQUEST, ONLY_POST, ONLY_GET, "no rule allows POST"),
+        (NAME, 80, REQUEST, ONLY_POST, ALL, ""),
+        (NAME, 80, REQUEST, ALL, WITHOUT_HERE, "127.0.0.1 is loopback"),
+        (ADDRESS, 9000, b"\0raw", ALL, LITERAL, ""),
+        (ADDRESS, 9000, b"\0raw", ALL, ONLY_GET, ""),
+        (ADDRESS, 9000, b"\0raw", ALL, WITHOUT_HERE, "127.0.0.1 is loopback"),
+        (ADDRESS, 80, REQUEST, ALL, WITHOUT_HERE, "127.0.0.1 is loopback"),
+    ],
+)
+def test_a_connection_ends_with_the_policy_that_allowed_it_and_not_before(
+    made: Callable[[NetworkPolicy], Scene],
+    to: bytes | None,
+    port: int,
+    said: bytes,
+    before: NetworkPolicy,
+    after: NetworkPolicy,
+    why: str,
+) -> None:
+    scene = made(before)
+    scene._name = to or scene._name
+    with scene.begin(port, said) as client:
+        while not scene._servers:
+            scene.settle()
+        scene.settle()
+        assert scene._hear()
+        (live,) = scene.sandbox.live()
+        assert ("127.0.0.1", port, "sbx-1") == (live["address"], live["port"], live["sandbox_id"])
+        assert ("a.test" if to is NAME else "") == live["host"]
+        scene.change(after)
+        scene.settle()
+        assert bool(why) == is_reset(client)
+        assert bool(why) == (not scene.sandbox.live())
+        if why:
+            ended = [each for each in scene.events if each["kind"] != "dns"][-1]
+            assert ended["reason"].startswith("no longer allowed: ")
+            assert why in ended["reason"]
+            assert ended["allowed"], "it was, and something has been said"
+        else:
+            scene.answer(b"HTTP/1.1 204 No\r\n\r\n")
+            client.settimeout(30)
+            assert client.recv(99).startswith(b"HTTP/1.1 204 No\r\n")
+
+
+@pytest.mark.anyone
+def test_only_what_leads_somewhere_is_listed_as_open(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene = made(ALL)
+    with scene.begin(80, b"GET / HT"):
+        assert 1 == len(scene.sandbox.connections)
+        assert [] == scene.sandbox.live()
+
+
+@pytest.mark.anyone
+def test_a_change_while_a_server_is_dialled_counts(
+    made: Callable[[NetworkPolicy], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = made(ALL)
+    for after in (ALL, WITHOUT_HERE):
+        scene.change(ALL)
+        scene.dialled.clear()
+
+        async def connect(
+            places: list[tuple[int, str]], port: int, after: NetworkPolicy = after
+        ) -> tuple[socket.socket, str]:
+            found = await scene._connect(places, port)
+            scene.change(after)
+            return found
+
+        monkeypatch.setattr(reach, "connect", connect)
+        assert (b"\0raw" if after is ALL else b"") == scene.say(9000, [b"\0raw"])
+        assert [("127.0.0.1", 9000)] == scene.dialled
+        assert 0 == scene.commons.connections
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("found", "dialled"),
+    [
+        (["127.0.0.1", "10.0.0.1", "127.0.0.2"], ["127.0.0.1", "127.0.0.2"]),
+        (["10.0.0.1", "127.0.0.2"], ["127.0.0.2"]),
+        (["10.0.0.1"], None),
+    ],
+)
+def test_of_a_names_addresses_those_are_dialled_that_may_be(
+    made: Callable[[NetworkPolicy], Scene],
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[str],
+    dialled: list[str] | None,
+) -> None:
+    scene = made(ALL)
+    asked: list[list[str]] = []
+    answer = tuple((socket.AF_INET, each) for each in found)
+    monkeypatch.setattr(scene.commons.resolver, "_look_up", lambda _: answer)
+
+    async def connect(places: list[tuple[int, str]], port: int) -> tuple[socket.socket, str]:
+        asked.append([address for _, address in places])
+        return await scene._connect(places, port)
+
+    monkeypatch.setattr(reach, "connect", connect)
+    scene.say(9000, [b"\0raw"])
+    assert ([] if dialled is None else [dialled]) == asked
+    event = scene.events[-1]
+    assert (dialled is not None) == event["allowed"]
+    assert found[0] == event["address"] if dialled is None else dialled[0] == event["address"]
+
+
+@pytest.mark.anyone
+def test_what_a_name_leads_to_is_asked_for_anew_under_another_policy(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene = made(ALL)
+    scene.say(9000, [b"\0raw"])
+    assert scene.commons.resolver._kept
+    scene.change(ALL)
+    assert {} == scene.commons.resolver._kept
+
+
+# -- what is put on record -----------------------------------------------------------------------
+
+IMPATIENT = replace(ALL, limits=NetworkLimits(idle_s=0.05, header_s=0.5))
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("server", "status"), [("is silent", 504), ("ends", 502), ("speaks nonsense", 502)]
+)
+def test_a_request_whose_server_fails_was_allowed(
+    made: Callable[[NetworkPolicy], Scene], server: str, status: int
+) -> None:
+    scene = made(IMPATIENT)
+    with scene.begin(80, REQUEST) as client:
+        while not scene._servers:
+            scene.settle()
+        if server == "ends":
+            scene._servers[-1].shutdown(socket.SHUT_WR)
+        elif server == "speaks nonsense":
+            scene.answer(b"nonsense\r\n\r\n")
+        client.setblocking(False)
+        while is_silent(client):
+            scene.settle()
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 %d " % status)
+    while scene.sandbox.connections:
+        scene.settle()
+    event = scene.events[-1]
+    assert ("http", True, "POST", "/") == tuple(
+        event[name] for name in ("kind", "allowed", "method", "path")
+    )
+    assert event["reason"]
+
+
+def is_silent(client: socket.socket) -> bool:
+    try:
+        client.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    return False
+
+
+@pytest.mark.anyone
+def test_a_request_that_is_refused_was_not_allowed(made: Callable[[NetworkPolicy], Scene]) -> None:
+    scene = made(ONLY_GET)
+    assert b"" == scene.say(80, [REQUEST])
+    assert (False, "POST") == (scene.events[-1]["allowed"], scene.events[-1]["method"])
+
+
+@pytest.mark.anyone
+def test_bytes_are_those_before_and_after_a_hello_was_looked_at(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    hello = records(message(sni(b"a.test")))
+    scene = made(ALL)
+    with scene.begin(443, hello + b"early") as client:
+        while not scene._servers:
+            scene.settle()
+        scene.answer(b"\x15\x03\x03\x00\x02\x02\x28")
+        scene.answer(b"more")
+        heard, received = scene._hear(), client.recv(99)
+        assert (hello + b"early", 11) == (heard, len(received))
+        (live,) = scene.sandbox.live()
+        assert (len(heard), len(received)) == (live["bytes_out"], live["bytes_in"])
+        scene.sandbox.close()
+        scene.settle()
+    event: dict[str, Any] = scene.events[-1]
+    assert (len(heard), len(received)) == (event["bytes_out"], event["bytes_in"])
+    assert len(heard) + len(received) == scene.sandbox.meter.moved_bytes

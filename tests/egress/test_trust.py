@@ -229,6 +229,52 @@ class TestThePlan:
 
         assert set(planned.env.values()) | set(planned.over.values()) == set(planned.files)
 
+    def test_every_program_has_its_variable(self) -> None:
+        """Those that add to roots of their own get the authority alone, the others all roots."""
+        planned = plan_trust(AUTHORITY.certificate, "")
+        whole = {
+            *(
+                "SSL_CERT_FILE",
+                "CURL_CA_BUNDLE",
+                "REQUESTS_CA_BUNDLE",
+                "PIP_CERT",
+                "GIT_SSL_CAINFO",
+            ),
+            *("NPM_CONFIG_CAFILE", "CARGO_HTTP_CAINFO", "YARN_HTTPS_CA_FILE_PATH", "AWS_CA_BUNDLE"),
+            *("CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE", "HEX_CACERTS_PATH", "JULIA_SSL_CA_ROOTS_PATH"),
+            *("NIX_SSL_CERT_FILE", "PERL_LWP_SSL_CA_FILE"),
+        }
+        added = {"NODE_EXTRA_CA_CERTS", "DENO_CERT"}
+
+        assert {
+            **dict.fromkeys(whole, trust.BUNDLE),
+            **dict.fromkeys(added, trust.AUTHORITY),
+        } == planned.env
+
+    def test_every_place_of_a_bundle_is_covered(self) -> None:
+        bundles = {
+            "/etc/ssl/certs/ca-certificates.crt",
+            "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+            "/etc/pki/tls/certs/ca-bundle.crt",
+            "/etc/ssl/ca-bundle.pem",
+            "/etc/ssl/cert.pem",
+        }
+        stores = {"/etc/ssl/certs/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"}
+        planned = plan_trust(AUTHORITY.certificate, OTHER.certificate, (*bundles, *stores))
+
+        assert {
+            **dict.fromkeys(bundles, trust.BUNDLE),
+            **dict.fromkeys(stores, trust.JAVA_STORE),
+        } == planned.over
+        both = [OTHER.certificate, AUTHORITY.certificate]
+        assert java_store(both) == planned.files[trust.JAVA_STORE], "the host's roots are in it too"
+
+    def test_a_certificate_without_an_end_is_none(self) -> None:
+        cut = OTHER.certificate.partition("-----END")[0]
+
+        assert [] == certificates(cut)
+        assert [AUTHORITY.certificate] == certificates(AUTHORITY.certificate + cut)
+
     def test_only_what_is_there_is_covered(self) -> None:
         planned = plan_trust(AUTHORITY.certificate, "", [trust.SYSTEM_BUNDLES[0], "/etc/passwd"])
 

@@ -560,3 +560,165 @@ def test_a_file_that_is_new_is_told_as_added() -> None:
         (change,) = Plan(base, ours, new).outcome(is_applied=True).changes
 
         assert ("a", "added") == (change.path, change.change)
+
+
+# -- each decision of a plan -----------------------------------------------------------------------
+
+Member = str | tuple[str, int] | tuple[str, str]
+"""Text of a file, a file or (text "/") directory with a mode, or a kind: link or pipe with its target."""
+
+
+def tree_of(members: dict[str, Member]) -> Whole:
+    """A tree of these, in which directories that are not named have the mode 755."""
+    whole: dict[str, Member] = {}
+    for name, each in members.items():
+        above = name.split("/")
+        for depth in range(1, len(above)):
+            whole.setdefault("/".join(above[:depth]), ("/", 0o755))
+        whole[name] = each
+
+    def write_all(file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(member(".", tarfile.DIRTYPE, 0o755))
+            for name, each in whole.items():
+                content, more = each if isinstance(each, tuple) else (each, 0o644)
+                one = member(f"./{name}", tarfile.REGTYPE, more if isinstance(more, int) else 0o644)
+                if isinstance(more, str):
+                    one.type = tarfile.SYMTYPE if content == "link" else tarfile.FIFOTYPE
+                    one.linkname, content = more, ""
+                elif content == "/":
+                    one.type, content = tarfile.DIRTYPE, ""
+                one.size = len(content)
+                tar.addfile(one, io.BytesIO(content.encode()))
+
+    return Whole(write_all)
+
+
+def shown(plan: Plan) -> dict[str, str]:
+    """What becomes of each path of a plan: `-` removed, `?` a conflict, a kind, or a text and its mode."""
+    found = {path[1:]: "-" for path in plan.removals} | {path[1:]: "?" for path in plan.conflicts}
+    for path, each in plan.writes.items():
+        kind, _size, mode, link = each.entry
+        text = str(kind)
+        if kind == "file":
+            text = b"".join(each.pieces()).decode()
+        elif kind == "symlink":
+            text = f"to {link.decode()}"
+        found[path[1:]] = text if mode in (0o644, 0) else f"{text} {mode:o}"
+    return found
+
+
+DIR = "directory 755"
+CASES: dict[str, tuple[dict[str, Member], dict[str, Member], dict[str, Member], dict[str, str]]] = {
+    "one of two alike was moved: nobody knows which": (
+        {"a": "1", "b": "1"}, {"a": "x", "b": "1"}, {"c": "1"}, {"a": "?", "b": "-", "c": "1"},
+    ),
+    "one of two alike was moved, and both were changed": (
+        {"a": "1", "b": "1"}, {"a": "x", "b": "y"}, {"c": "1"}, {"a": "?", "b": "?", "c": "1"},
+    ),
+    "moved to two places: nobody knows where": (
+        {"a": "1"}, {"a": "x"}, {"b": "1", "c": "1"}, {"a": "?", "b": "1", "c": "1"},
+    ),
+    "a directory of another mode is removed all the same": (
+        {"d/a": "1"}, {"d": ("/", 0o700), "d/a": "1"}, {}, {"d": "-", "d/a": "-"},
+    ),
+    "a directory with a file of the target's stays": (
+        {"d/a": "1"}, {"d/a": "1", "d/b": "2"}, {}, {"d/a": "-"},
+    ),
+    "what was moved is a link here": (
+        {"a": "1"}, {"a": ("link", "x")}, {"b": "1"}, {"a": "?", "b": "1"},
+    ),
+    "what was moved is a directory here": (
+        {"a": "1"}, {"a": ("/", 0o755)}, {"b": "1"}, {"a": "?", "b": "1"},
+    ),
+    "what was moved is gone here": ({"a": "1"}, {}, {"b": "1"}, {"b": "1"}),
+    "what was moved is unchanged here": ({"a": "1"}, {"a": "1"}, {"b": "1"}, {"a": "-", "b": "1"}),
+    "what was moved has another mode here": (
+        {"a": "1"}, {"a": ("1", 0o600)}, {"b": "1"}, {"a": "-", "b": "1"},
+    ),
+    "a change and a mode go along": (
+        {"a": "1"}, {"a": ("x", 0o600)}, {"b": "1"}, {"a": "-", "b": "x 600"},
+    ),
+    "a change goes along, and the mode of the move": (
+        {"a": "1"}, {"a": "x"}, {"b": ("1", 0o755)}, {"a": "-", "b": "x 755"},
+    ),
+    "a change goes along with the target's mode where both have one": (
+        {"a": "1"}, {"a": ("x", 0o600)}, {"b": ("1", 0o755)}, {"a": "-", "b": "x 600"},
+    ),
+    "a change goes into a new directory": (
+        {"a": "1"}, {"a": "x"}, {"d/e/b": "1"}, {"a": "-", "d": DIR, "d/e": DIR, "d/e/b": "x"},
+    ),
+    "a move onto what is there": ({"a": "1"}, {"a": "x", "b": "y"}, {"b": "1"}, {"a": "-", "b": "?"}),
+    "a pipe": ({}, {}, {"p": ("pipe", "")}, {"p": "?"}),
+    "a pipe in place of a file": ({"p": "1"}, {"p": "1"}, {"p": ("pipe", "")}, {"p": "?"}),
+    "a pipe on both sides": ({}, {"p": ("pipe", "")}, {"p": ("pipe", "")}, {}),
+    "a file in place of a directory": (
+        {"d/a": "1"}, {"d/a": "1"}, {"d": "2"}, {"d": "2", "d/a": "-"},
+    ),
+    "a file in place of a directory that is in use": (
+        {"d/a": "1"}, {"d/a": "1", "d/b": "2"}, {"d": "3"}, {"d": "?", "d/a": "-"},
+    ),
+    "a directory in place of a file": (
+        {"d": "1"}, {"d": "1"}, {"d/a": "2"}, {"d": DIR, "d/a": "2"},
+    ),
+    "a directory in place of a file that was changed": (
+        {"d": "1"}, {"d": "x"}, {"d/a": "2"}, {"d": "?", "d/a": "?"},
+    ),
+    "a link in place of a file": ({"a": "1"}, {"a": "1"}, {"a": ("link", "b")}, {"a": "to b"}),
+    "a link that both changed": (
+        {"a": ("link", "1")}, {"a": ("link", "2")}, {"a": ("link", "3")}, {"a": "?"},
+    ),
+    "a link that both changed alike": (
+        {"a": ("link", "1")}, {"a": ("link", "2")}, {"a": ("link", "2")}, {},
+    ),
+    "a mode of a directory": (
+        {"d": ("/", 0o755)}, {"d": ("/", 0o755)}, {"d": ("/", 0o700)}, {"d": "directory 700"},
+    ),
+    "a mode of a directory that both changed": (
+        {"d": ("/", 0o755)}, {"d": ("/", 0o750)}, {"d": ("/", 0o700)}, {},
+    ),
+    "all lines of the branch are here already, and its mode is not": (
+        {"a": "1\n2\n3\n4\n5\n"}, {"a": "one\n2\n3\n4\nfive\n"}, {"a": ("one\n2\n3\n4\n5\n", 0o600)},
+        {"a": "one\n2\n3\n4\nfive\n 600"},
+    ),
+    "all of the branch is here already": (
+        {"a": "1\n2\n3\n4\n5\n"}, {"a": "one\n2\n3\n4\nfive\n"}, {"a": "one\n2\n3\n4\n5\n"}, {},
+    ),
+    "removed on both sides": ({"a": "1"}, {}, {}, {}),
+    "removed here, unchanged there": ({"a": "1"}, {}, {"a": "1"}, {}),
+    "removed here, changed there": ({"a": "1"}, {}, {"a": "2"}, {"a": "?"}),
+    "below what is a link here": (
+        {}, {"d": ("link", "x")}, {"d/a": "1"}, {"d": "?", "d/a": "?"},
+    ),
+    "a directory that is gone here is made for what is new in it": (
+        {"d/a": "1"}, {}, {"d/a": "1", "d/b": "2"}, {"d": DIR, "d/b": "2"},
+    ),
+    "two new files share their new directory": (
+        {}, {}, {"d/a": "1", "d/b": "2"}, {"d": DIR, "d/a": "1", "d/b": "2"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_decision(case: str) -> None:
+    *sides, wanted = CASES[case]
+    with ExitStack() as stack:
+        base, ours, theirs = (stack.enter_context(closing(tree_of(each))) for each in sides)
+        plan = Plan(base, ours, theirs)
+
+        assert wanted == shown(plan)
+        paths = [each.path for each in plan.outcome(is_applied=True).changes]
+        assert sorted(set(paths)) == paths, "each is told once"
+        told = {each.path: each.change for each in plan.outcome(is_applied=True).changes}
+        there = {path[1:] for path in ours.entries}
+        for path, becomes in wanted.items():
+            if becomes != "?":
+                change = "removed" if becomes == "-" else "changed" if path in there else "added"
+                assert change == told[path], path
+        for path, each in plan.writes.items():
+            assert each.before == ours.entries.get(path), path
+        assert all(ours.entries[path] == each for path, each in plan.removals.items())
+        for prefer in ("ours", "theirs"):
+            preferred = Plan(base, ours, theirs, prefer)
+            lost = {path for path, becomes in shown(preferred).items() if becomes == "?"}
+            assert prefer == "theirs" or set() == lost

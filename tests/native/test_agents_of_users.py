@@ -207,3 +207,18 @@ def test_a_program_in_the_group_of_its_agent_has_its_signals_alone(
     assert 15 == joined.wait().signal
     assert other.running
     assert sandbox.exec(["true"], user=user).ok, "its agent lives"
+
+
+def test_programs_of_each_user_have_the_limits_of_the_sandboxs_own(make: MakeSandbox) -> None:
+    """setrlimit(2) lowers them in each agent alone: PID 1 has those of the host."""
+    sandbox = make(limits=Limits(open_files=100))
+
+    def limits(user: str | None) -> list[str]:
+        ran = sandbox.exec(["cat", "/proc/self/limits"], user=user)
+        # The limit of real-time scheduling carries the exec's number.
+        return [line for line in ran.stdout_text.splitlines() if "realtime timeout" not in line]
+
+    own = limits(None)
+    assert any(line.split()[:5] == ["Max", "open", "files", "100", "100"] for line in own), own
+    for user in USERS:
+        assert own == limits(user), user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -151,3 +152,41 @@ def test_an_exec_can_be_closed_after_its_socket(sandbox: Sandbox) -> None:
 
     assert not descriptors() - before
     assert sandbox.exec(["true"]).ok
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_nothing_stays_open_of_one_that_could_not_start(
+    sandbox: Sandbox, attended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = inner_of(sandbox)
+
+    def refuse(*_: object) -> None:
+        raise OSError("no room to note it")
+
+    monkeypatch.setattr(type(inner.backend.handover), "begin_exec", refuse)
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(OSError, match="no room"):
+            inner.start(make_request(["true"]), attended=attended)
+    gc.collect()
+    assert not descriptors() - before
+    monkeypatch.undo()
+    assert sandbox.exec(["true"]).ok
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_processor_limit_is_back_when_one_that_was_overdue_is_closed(
+    sandbox: Sandbox, is_killed: bool
+) -> None:
+    inner = inner_of(sandbox)
+    run = inner.start(make_request(["sleep", "60"]))
+    run.overdue()
+    assert 1 == inner._hurries
+    if is_killed:
+        run.kill()
+    run.close()
+
+    assert 0 == inner._hurries
+    run.overdue()
+    assert 0 == inner._hurries, "nobody would take it back"
+    sandbox.exec(["pkill", "sleep"])

@@ -25,7 +25,6 @@ from tests.features import require
 from tests.native.test_without_namespaces import run_refused
 from tests.strangers import let_others_in
 
-pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
 SECONDS = float(os.environ.get("RINGFENCE_RACE_S", "2"))
 CHMOD = [
@@ -106,6 +105,7 @@ def wheel(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_runs(sandbox: Sandbox, program: str, tmp_path: Path) -> None:
     if program == "postgres" and not any(Path("/usr/lib").glob("*/libnss_wrapper.so")):
@@ -313,6 +313,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(150 + SECONDS)
 def test_swapped_paths_links_descriptors_and_directories_reach_nothing_outside(
     sandbox: Sandbox, outside: Path

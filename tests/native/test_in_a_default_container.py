@@ -290,6 +290,7 @@ def test_the_probes_find_beside_masks_what_is_declared(engine: list[str]) -> Non
     settings = (SECCOMP, "--user=1000:1000")
     found = run(engine, 1000, "-c", PROBES, settings=settings)
 
+    assert isinstance(found, dict), found  # else what it printed on standard error
     results = found["probes"]
     escaped = {each["id"] for each in results if each["status"] == "escaped"}
     assert escaped <= KNOWN

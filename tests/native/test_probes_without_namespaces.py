@@ -15,14 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ringfence import Mount, Sandbox
 from ringfence.policy.seccomp import MACHINES
 from tests.features import require
 from tests.strangers import let_others_in
 
-pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
 LEAST_ROOT, LEAST_USER = 75, 55
 

@@ -14,7 +14,6 @@ from ringfence.guest.without_namespaces.landlocked import members
 from tests.native.test_without_namespaces import PYTHON, _landlock, of, sandbox
 
 __all__ = ["_landlock", "sandbox"]  # fixtures
-pytestmark = pytest.mark.full
 
 
 def comes_to(pid: int, state: str) -> bool:

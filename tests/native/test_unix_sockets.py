@@ -81,6 +81,12 @@ open("/tmp/file", "w").close()
 fails(errno.ECONNREFUSED, socket.AF_UNIX, "/tmp/file")
 fails(errno.ECONNREFUSED, socket.AF_UNIX, "\\0nobody")
 fails(errno.ECONNREFUSED, socket.AF_INET, ("127.0.0.1", 1))
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for path in ("/dev/null", "/tmp"):
+    fd = os.open(path, os.O_RDONLY)
+    assert libc.connect(fd, b"\\1\\0/tmp/relative\\0", 16) == -1
+    assert ctypes.get_errno() == errno.ENOTSOCK, path
 for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
     with socket.create_server((address, 0), family=family) as server:
         socket.create_connection(server.getsockname()[:2]).close()
@@ -99,8 +105,7 @@ asyncio.run(serve())
 with multiprocessing.Manager() as manager:
     shared = manager.dict(a=1)
     assert shared["a"] == 1
-import ctypes
-assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
 with socket.create_server(("127.0.0.1", 0)) as server:
     socket.create_connection(server.getsockname()).close()
 for make in (socket.socket, socket.socketpair):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -10,25 +11,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from ringfence import Mount, Sandbox
+from ringfence import Mount, Sandbox, SandboxSpec
 from ringfence.backends.command import place
+from ringfence.backends.landlock import stopping
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.backends.landlock.sandbox import LandlockSandbox
-from ringfence.errors import FileError, InvalidRequest, RingfenceError, Unsupported
+from ringfence.errors import (
+    BackendUnavailable,
+    FileError,
+    InvalidRequest,
+    IsolationError,
+    RingfenceError,
+    Unsupported,
+)
+from ringfence.guest.without_namespaces import landlocked
 from ringfence.guest.without_namespaces.landlocked import members, signal_members
 from ringfence.model.execs.exec import ExecResult
 from ringfence.policy.seccomp import Condition, Rule, SeccompPolicy, compile_filter
 from ringfence.sandbox.process import Process
 from tests.features import require
+from tests.native.outside import open_count
 from tests.native.service_there import EVERYTHING
+from tests.strangers import let_others_in
 
-pytestmark = pytest.mark.full
 PYTHON = "/usr/bin/python3"
 
 
@@ -534,12 +545,14 @@ BEHIND_THE_FILTER = (
 SERVICE = str(Path(__file__).with_name("service_there.py"))
 
 
+@pytest.mark.full
 def test_every_part_of_the_service_works_where_namespaces_are_refused(tmp_path: Path) -> None:
     """Server, contexts, sessions, pool, files, terminals, snapshots, kill -9 and restart."""
     command = BEHIND_THE_FILTER.replace("'-m', 'ringfence', 'run', ", "")
     assert EVERYTHING == _printed([command, refusing_filter().hex(), SERVICE, str(tmp_path)])
 
 
+@pytest.mark.full
 def test_every_part_of_the_service_works_without_user_namespaces(tmp_path: Path) -> None:
     """As an ordinary user with `user.max_user_namespaces=0`, of a namespace of the test's own."""
     require("user namespaces")
@@ -598,6 +611,7 @@ def test_anywhere_prefers_namespaces() -> None:
 NO_NAMESPACES_LEFT = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
 
 
+@pytest.mark.full
 def test_without_user_namespaces_left() -> None:
     require("user namespaces")
     fence = ["unshare", "-Ur", "sh", "-c", NO_NAMESPACES_LEFT, "sh"]
@@ -646,3 +660,141 @@ def test_a_user_who_may_have_no_namespaces_goes_without(option: str) -> None:
         assert "namespaces" in ran.stderr
 
     assert [(125, ""), (0, "hi\n")] == outcomes
+
+
+# -- what it gives back, and whom it takes for its own ---------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["start", "answer"])
+def test_a_start_that_fails_gives_everything_back(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its directory, cgroups, ids, addresses and descriptors, wherever it fails."""
+    with closing(LandlockBackend()) as backend, Sandbox.create(backend=backend) as control:
+        assert control.exec(["true"]).ok
+        before = (*held_by(backend), len(os.listdir("/proc/self/fd")))
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+
+        with monkeypatch.context() as patched:
+            if step == "start":
+                patched.setattr(backend._starter, "start", fail)
+            else:
+                patched.setattr("ringfence.backends.landlock.backend.answer", fail)
+            for _ in range(2):
+                with pytest.raises((OSError, RingfenceError)):
+                    Sandbox.create(backend=backend)
+        assert before == (*held_by(backend), len(os.listdir("/proc/self/fd")))
+        with Sandbox.create(backend=backend) as again:
+            assert again.exec(["true"]).ok
+
+
+@pytest.mark.parametrize(
+    ("abi", "says"), [(0, "no Landlock"), (2, "does not judge truncation"), (3, "")]
+)
+def test_a_landlock_that_does_not_judge_truncation_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, abi: int, says: str
+) -> None:
+    monkeypatch.setattr("ringfence.backends.landlock.backend.abi", lambda: abi)
+    with closing(LandlockBackend()) as backend:
+        if not says:
+            backend.check(SandboxSpec())
+            return
+        with pytest.raises(BackendUnavailable, match=says):
+            backend.check(SandboxSpec())
+
+
+@pytest.mark.root
+def test_the_agent_has_no_groups_and_no_descriptors_of_mounts(tmp_path: Path) -> None:
+    """Nor has the starter anything of a sandbox that it has started."""
+    let_others_in(tmp_path)
+    groups = os.getgroups()
+    os.setgroups([*groups, 4711])
+    try:
+        with closing(LandlockBackend()) as backend:
+            with Sandbox.create(backend=backend):
+                launched = backend._starter._launched
+                assert launched is not None
+                starter = f"/proc/{launched.pid}"
+                before = open_count(launched.pid)
+                mounts = [Mount(f"/shown/{i}", str(tmp_path)) for i in range(3)]
+                with Sandbox.create(backend=backend, mounts=mounts) as second:
+                    agent = f"/proc/{of(second).pid}"
+                    after = open_count(launched.pid)
+                    opened = {
+                        os.path.realpath(f"{agent}/fd/{fd}") for fd in os.listdir(f"{agent}/fd")
+                    }
+                    status = Path(f"{agent}/status").read_text()
+            control = Path(f"{starter}/status").read_text()
+    finally:
+        os.setgroups(groups)
+
+    assert before == after
+    assert str(tmp_path) not in opened
+    assert "4711" in control.partition("\nGroups:")[2].splitlines()[0]
+    assert "" == status.partition("\nGroups:")[2].splitlines()[0].strip()
+
+
+@pytest.fixture
+def tagged() -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
+    """Begins processes with a tag, as those of a sandbox have; 0: none."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(tag: int) -> subprocess.Popen[bytes]:
+        code = f"import os, resource\nif tag := {tag}: resource.setrlimit(resource.RLIMIT_RTTIME, (tag, tag))"
+        code += "\nprint(flush=True); os.execvp('sleep', ['sleep', '600'])"
+        begun.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        assert begun[-1].stdout is not None
+        begun[-1].stdout.readline()
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.kill()
+        each.wait()
+        if each.stdout is not None:
+            each.stdout.close()
+
+
+BASE = (1 << 61) + 12345 * landlocked.TAGS
+
+
+@pytest.mark.anyone
+def test_only_processes_with_a_tag_of_the_sandbox_are_its_own(
+    tagged: Callable[[int], subprocess.Popen[bytes]],
+) -> None:
+    """Both bounds; and a number that is another process's by then gets no signal."""
+    inside = [tagged(BASE).pid, tagged(BASE - landlocked.TAGS + 1).pid]
+    others = [tagged(tag).pid for tag in (BASE + 1, BASE - landlocked.TAGS, 0)]
+
+    assert sorted(inside) == sorted(members(BASE))
+    assert 2 == landlocked.count(BASE)
+    signal_members([*others, *inside], BASE, signal.SIGSTOP)
+    for pid in inside:
+        assert os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT) is not None
+    assert not {_state(pid) for pid in others} & {"T", "t"}
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.anyone
+def test_programs_that_do_not_stand_still_are_let_go_on(
+    monkeypatch: pytest.MonkeyPatch, tagged: Callable[[int], subprocess.Popen[bytes]]
+) -> None:
+    program = tagged(BASE)
+    tell = stopping._tell
+
+    def one_runs_on(base: int, agent: int) -> tuple[set[int], set[int]]:
+        told, _running = tell(base, agent)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+        return told, {program.pid}
+
+    monkeypatch.setattr(stopping, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(stopping, "_tell", one_runs_on)
+    with pytest.raises(IsolationError, match="1 programs inside do not stop"):
+        stopping.stop(BASE, 0)
+
+    assert os.waitid(os.P_PID, program.pid, os.WCONTINUED) is not None

@@ -42,14 +42,30 @@ def small_files() -> Iterator[None]:
         mock.patch.object(order_module, "_MOST_CORNERS", 8),
     ):
         yield
+    close_all()
+
+
+_made: list[Spool] = []
+
+
+def new(directory: str, limit: int, totals: tuple[int, int] = (0, 0)) -> Spool:
+    """A spool that is closed when its test is over."""
+    _made.append(Spool(directory, limit, totals))
+    return _made[-1]
+
+
+def close_all() -> None:
+    while _made:
+        _made.pop().close()
 
 
 def play(directory: str, limit: int, steps: Steps) -> tuple[Spool, Came]:
     """The spool after `steps`, and what came: `(stream, bytes)` in order."""
-    spool, came = Spool(directory, limit), list[tuple[int, bytes]]()
+    close_all()  # of the example before
+    spool, came = new(directory, limit), list[tuple[int, bytes]]()
     for what, stream, data in steps:
         if what == "crash":  # nothing is closed, nothing is told
-            spool = Spool(directory, limit, spool.totals)
+            spool = new(directory, limit, spool.totals)
             continue
         if what == "pipe":
             take_all(spool, stream, data)
@@ -136,7 +152,7 @@ def test_a_follower_that_comes_back_anywhere_misses_nothing(steps: Steps, cuts: 
 def test_the_order_of_two_streams_is_the_order_in_which_they_came(pieces: Came) -> None:
     with tempfile.TemporaryDirectory() as root:
         spool, came = play(f"{root}/x", 10_000, [("feed", *piece) for piece in pieces])
-        again = Spool(f"{root}/x", 10_000)  # in another process, later
+        again = new(f"{root}/x", 10_000)  # in another process, later
         for each in (spool, again):
             got = []
             with each.follow() as follower:
@@ -156,7 +172,7 @@ def joined(came: Came) -> Came:
 
 
 def test_what_a_slow_reader_has_open_is_read_to_the_end_of_that_file(tmp_path: Path) -> None:
-    spool = Spool(str(tmp_path / "x"), 16)
+    spool = new(str(tmp_path / "x"), 16)
     spool.feed(OUT, b"headheadTAIL")
     with Reader(spool.tracks[OUT], 8) as reader:
         assert Piece(8, b"TA") == reader.next(2)
@@ -168,7 +184,7 @@ def test_what_a_slow_reader_has_open_is_read_to_the_end_of_that_file(tmp_path: P
 
 
 def test_a_directory_that_somebody_clears_is_told_as_dropped(tmp_path: Path) -> None:
-    spool = Spool(str(tmp_path / "x"), 1000)
+    spool = new(str(tmp_path / "x"), 1000)
     spool.feed(OUT, b"gone")
     for path in (tmp_path / "x").iterdir():
         path.unlink()
@@ -177,7 +193,7 @@ def test_a_directory_that_somebody_clears_is_told_as_dropped(tmp_path: Path) -> 
 
 
 def test_listeners_hear_of_bytes_and_of_the_end(tmp_path: Path) -> None:
-    spool, heard = Spool(str(tmp_path / "x"), 10), list[tuple[int, int]]()
+    spool, heard = new(str(tmp_path / "x"), 10), list[tuple[int, int]]()
     stop = spool.listen(lambda: heard.append(spool.totals))
     spool.feed(ERR, b"abc")
     spool.close()

@@ -171,8 +171,8 @@ class Kernel:
             for line in lines:
                 try:
                     self._sort(self._read(line.decode()))
-                except (ValueError, StopIteration):
-                    pass  # incomplete: its writer was cut off
+                except (ValueError, StopIteration, SystemError):
+                    pass  # incomplete: its writer was cut off; SystemError without `json.decoder`, to 3.12
             data = os.read(self._requests, 1 << 16)
             if not data:
                 os._exit(0)

@@ -295,7 +295,7 @@ class Agent(FileRequests):
         def begin(guest: int) -> None:
             self.flows.append(flows.Pair(guest, host, ends_at_once=False))
 
-        self.flows.append(flows.Dial(sock, reply, begin))
+        self.flows.append(flows.Dial(sock, reply, host, begin))
 
     def _dial(self, version: int, port: int) -> int:
         """A connection to a server inside, on its way."""

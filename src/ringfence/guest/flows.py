@@ -182,11 +182,14 @@ class Dial:
     """A connection to a server of the guest's, on its way.
 
     Args:
-        begin: Called with it once it is there.
+        host: The host's socket, which is closed where there is no connection.
+        begin: Called with the connection once it is there; the host's socket is then its own.
     """
 
-    def __init__(self, sock: wire.Socket, reply: wire.Socket, begin: Callable[[int], None]) -> None:
-        self._sock, self._reply, self._begin = sock, reply, begin
+    def __init__(
+        self, sock: wire.Socket, reply: wire.Socket, host: int, begin: Callable[[int], None]
+    ) -> None:
+        self._sock, self._reply, self._host, self._begin = sock, reply, host, begin
         self._over = False
 
     def wants(self) -> dict[int, int]:
@@ -206,6 +209,7 @@ class Dial:
 
     def close(self) -> None:
         self._over = True
+        os.close(self._host)
         self._sock.close()
         self._reply.close()
 

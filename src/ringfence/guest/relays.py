@@ -81,7 +81,7 @@ class OneWay:
         for fd in (self.source, self.sink):
             if fd >= 0:
                 os.close(fd)
-        self.source = self.sink = -1
+        self.source, self.sink, self.rest = -1, -1, b""
 
 
 class Relay:

@@ -230,6 +230,9 @@ def compare(before: View, after: View, top: str) -> tuple[Part, Part]:
     for path in _named(*own, top):
         add(path)
     replaced = {path for path in found if _is_replaced(path, own, before, after)}
+    above = (top, *_above(top)) if top else ()
+    if any(_is_replaced(path, own, before, after) for path in above):
+        replaced.add(top)  # its removal is an entry of a directory above it
     for path in replaced:
         for below in before.of_image(path):
             add(below)

@@ -60,8 +60,10 @@ class Order:
                 low = middle + 1
         for corner in (*corners[low : low + 1], totals):
             for stream in (OUT, ERR):
-                if corner[stream] > place[stream]:
-                    return stream, min(corner[stream], totals[stream])
+                # The writer may have turned since the totals were read: a run is never empty.
+                end = min(corner[stream], totals[stream])
+                if end > place[stream]:
+                    return stream, end
         return None
 
     def _write(self, corners: list[Place], *, anew: bool = False) -> None:

@@ -16,7 +16,7 @@ from tests.egress.inside.conftest import MakeSandbox
 from tests.egress.world import World, places
 from tests.features import require
 
-pytestmark = [pytest.mark.in_world, pytest.mark.anyone, pytest.mark.full]
+pytestmark = [pytest.mark.in_world, pytest.mark.anyone]
 
 PYTHON = "/usr/bin/python3"
 NAME, SECRET = "API_TOKEN", "sk-live-5e1f77"
@@ -118,6 +118,7 @@ PIP = (
 )
 
 
+@pytest.mark.full
 def test_pip_installs_from_an_index(make: MakeSandbox, world: World) -> None:
     del world
     sandbox = make(network=["pypi.test"])

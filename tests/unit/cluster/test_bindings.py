@@ -94,3 +94,33 @@ async def test_a_name_that_is_bound_anew_meanwhile_is_kept() -> None:
     assert 2 == await prune(directory, nodes, scatter, NOW)
 
     assert {"bind/anew": anew} == directory.many("bind/")
+
+
+class _Pages:
+    """A node whose list of sandboxes has two pages."""
+
+    def __init__(self) -> None:
+        self.targets: list[bytes] = []
+
+    async def ask(self, _node: Any, _scope: Any, _method: str, target: bytes) -> Any:
+        self.targets.append(target)
+        number, cursor = (2, "") if b"cursor=next" in target else (1, "next")
+        item = {"id": f"sbx-{number}", "session_id": f"sess-{number}"}
+        return {"items": [item], "next_cursor": cursor}
+
+
+async def test_what_lives_is_known_from_every_page_by_either_id() -> None:
+    form = {"node": "n0", "ray_id": "r0", "beat": "1", "backends": []}
+    directory: Any = Stored(**{"node/n0": json.dumps(form).encode(), "lost/n1": b""})
+    directory.living = {"r0": ("127.0.0.1", 1)}
+    nodes = Nodes(directory, lambda _: None)
+    nodes.look()
+    living = ("sbx-1", "sess-1", "sbx-2", "sess-2")
+    for made in (*living, "sbx-3"):
+        directory.put(f"bind/{made}", Binding("n0", OLD, made).written())
+    directory.put("bind/lost", Binding("n1", OLD, "sbx-4").written())
+    directory.put("bind/silent", Binding("n2", OLD, "sbx-5").written())
+    scatter: Any = _Pages()
+    assert 2 == await prune(directory, nodes, scatter, NOW)
+    assert {*living, "silent"} == {each.removeprefix("bind/") for each in directory.list("bind/")}
+    assert 2 == len(scatter.targets)

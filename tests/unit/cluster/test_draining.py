@@ -184,3 +184,72 @@ def test_a_record_is_read_as_it_was_written() -> None:
     moved = Moved("ann", "snap-1", "", {}, {}, "gvisor", "v1", None, left="aa", at=1.0)
 
     assert moved == Moved.read(moved.written())
+
+
+class Losing(Server):
+    """A server of busy sandboxes: of one that leaves the answer is lost, another was restored since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives, self.left = ["sbx-1", "sbx-2"], ["sbx-8", "sbx-9"]
+        self.is_lost = True
+
+    def ask(self, method: str, path: str, _body: bytes | None) -> Any:
+        self.asked.append(f"{method} {path.partition('?')[0]}")
+        if path.endswith("/evict"):
+            return self._evict(path.split("/")[3])
+        if path.endswith("/execs"):
+            return {"items": [{"state": "running"}, {"state": "ended"}]}
+        is_ended = "state=terminated" in path
+        ids = self.left if is_ended else self.lives
+        reason = "evicted" if is_ended else ""
+        more = [{**_SANDBOX, "id": "sbx-7", "reason": "released"}] if is_ended else []
+        return {
+            "items": [*({**_SANDBOX, "id": each, "reason": reason} for each in ids), *more],
+            "next_cursor": None,
+        }
+
+    def _evict(self, sandbox_id: str) -> Any:
+        if sandbox_id == "sbx-8":
+            raise OSError("it was restored since")
+        if sandbox_id in self.lives:
+            self.lives.remove(sandbox_id)
+            self.left.append(sandbox_id)
+        if sandbox_id == "sbx-2" and self.is_lost:
+            self.is_lost = False
+            raise http.client.HTTPException("the answer was lost")
+        return {"sandbox_id": sandbox_id, "snapshot_id": f"snap of {sandbox_id}"}
+
+    def evictions(self) -> list[str]:
+        found = [each.split("/")[3] for each in self.asked if each.endswith("/evict")]
+        self.asked.clear()
+        return found
+
+
+def test_one_whose_answer_was_lost_is_told_at_the_next_look_and_no_other_again() -> None:
+    server, gateways = Losing(), Gateways()
+    drain = draining(server, gateways, "")
+    first = {each["id"]: each for each in drain.settle()}
+    assert ["sbx-8", "sbx-9", "sbx-1", "sbx-2"] == server.evictions()
+    assert {"sbx-1": MOVED, "sbx-2": STAYS, "sbx-9": MOVED} == {
+        name: each["outcome"] for name, each in first.items()
+    }
+    assert "it cannot be moved: the answer was lost" == first["sbx-2"]["why"]
+    assert [("sbx-9", "snap of sbx-9"), ("sbx-1", "snap of sbx-1")] == gateways.heard
+
+    second = {each["id"]: each["outcome"] for each in drain.settle()}
+    assert {"sbx-1": MOVED, "sbx-2": MOVED, "sbx-9": MOVED} == second
+    assert ["sbx-8", "sbx-2"] == server.evictions()
+    drain.settle()
+    assert [] == server.evictions(), "all that has left is told"
+
+
+def test_what_stays_has_no_snapshot_although_it_was_saved_before() -> None:
+    """It was used since: the snapshot is not what it is now."""
+    server, gateways = Server(), Gateways()
+    drain = draining(server, gateways, "no other node has gvisor")
+    [settled] = drain.settle()
+    assert (SAVED, "snap-1") == (settled["outcome"], settled["snapshot"])
+    server.runs = 1
+    [settled] = drain.settle()
+    assert (STAYS, "") == (settled["outcome"], settled["snapshot"])

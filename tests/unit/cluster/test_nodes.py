@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any, cast
@@ -12,7 +13,8 @@ from tests.unit.cluster.stored import Stored
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.bindings import Binding, id_name
 from ringfence.cluster.directory import Directory
-from ringfence.cluster.nodes import UNREACHED_S, Nodes, NoNodes
+from ringfence.cluster.moved import Moved
+from ringfence.cluster.nodes import UNREACHED_S, Nodes, NoNodes, keep_reading
 from ringfence.cluster.placement import Need
 from ringfence.cluster.placing import Placer
 from ringfence.cluster.proxy import Proxy
@@ -20,7 +22,7 @@ from ringfence.cluster.reviving import revive
 from ringfence.cluster.scatter import Scatter
 from ringfence.cluster.turns import Turns
 from ringfence.cluster.upstream import Pool
-from ringfence.errors import SandboxLost
+from ringfence.errors import SandboxLost, ServerUnreachable
 
 MADE = {"id": "sbx-1", "session_id": "ses-1", "owner": "ann", "name": "", "state": "ready"}
 FORM = {
@@ -169,3 +171,88 @@ async def test_a_lost_sandbox_is_resumed_for_its_owner_alone() -> None:
             await revive("sbx-1", caller, nodes, placer)
         await revive("sbx-2", caller, nodes, placer)  # it was used since: its owner chooses
     await revive("sbx-1", Caller("bob", USER), nodes, placer)
+
+
+def _nodes(directory: Any) -> Nodes:
+    return Nodes(cast("Directory", directory), lambda _: None)
+
+
+def test_of_the_nodes_that_are_gone_the_last_ones_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ringfence.cluster.nodes._MOST_LOST", 2)
+    nodes = _nodes(Stored())
+    for tag in ("n1", "n2", "n3"):
+        nodes._lose(tag, "it is gone")
+    assert [False, True, True] == [nodes.is_lost(tag) for tag in ("n1", "n2", "n3")]
+
+
+def test_what_any_node_may_do_is_done_by_one_that_was_heard_of_just_now() -> None:
+    directory = Stored()
+    for tag in ("n1", "n2"):
+        form = {**FORM, "node": tag, "ray_id": tag, "memory": {"gvisor": "x"}}
+        directory.put(f"node/{tag}", json.dumps(form).encode())
+        directory.living[tag] = ("127.0.0.1", 1)
+    nodes = _nodes(directory)
+    nodes.shares_snapshots = True
+    nodes.look()
+    nodes._lose("n3", "it is gone")
+    facts: dict[str, Any] = {"owner": "a", "snapshot": "s", "name": "", "timeouts": {}}
+    facts |= {"metadata": {}, "backend": "gvisor", "needs": "x", "image": None}
+    moved = Moved(**facts, left="n3", at=1.0)
+    ids = [f"snap-{number}" for number in range(30)]
+
+    def chosen() -> list[set[str]]:
+        heirs = {each.tag for any_id in ids if (each := nodes.heir(any_id, "n3")) is not None}
+        anyone = {nodes.any().tag for _ in range(40)}
+        return [heirs, anyone, {each.tag for each in nodes.restoring(moved)}]
+
+    assert [{"n1", "n2"}] * 3 == chosen()
+    known = nodes.find("n1")
+    assert known is not None
+    known.heard_at -= 100.0
+    assert [{"n2"}] * 3 == chosen()
+
+
+@pytest.mark.parametrize(("scales", "expected"), [(False, "idle"), (True, "busy")])
+def test_a_cluster_that_scales_fills_its_nodes_one_after_the_other(
+    scales: bool, expected: str
+) -> None:
+    """Others get empty, and are released."""
+    directory = Stored()
+    scaling = {"min_nodes": 1, "max_nodes": 2}
+    directory.config = lambda: {"scaling": scaling} if scales else {}  # type: ignore[method-assign]
+    for tag, load in (("idle", 0.0), ("busy", 0.5)):
+        form = {**FORM, "node": tag, "ray_id": tag, "backends": ["native"], "load": load}
+        form |= {"max_sandboxes": 100, "cpus": 100}
+        directory.put(f"node/{tag}", json.dumps(form).encode())
+        directory.living[tag] = ("127.0.0.1", 1)
+    nodes = _nodes(directory)
+    nodes.look()
+    assert expected == nodes.choose(Need()).tag
+    gone = nodes._known.pop(expected)
+    assert expected != nodes.choose(Need()).tag, "one that is gone since is none"
+    nodes._known[expected] = gone
+
+
+async def test_keys_whose_change_could_not_be_applied_are_read_again() -> None:
+    """Else a removed key would go on opening this gateway."""
+    calls: list[bytes] = []
+    done = asyncio.Event()
+
+    class Ring:
+        def version(self) -> bytes:
+            return b"1"
+
+    def changed() -> None:
+        calls.append(b"1")
+        if len(calls) < 3:
+            raise ServerUnreachable("no answer")
+        loop.call_soon_threadsafe(done.set)
+
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(keep_reading(cast("Any", Ring()), changed))
+    await asyncio.wait_for(done.wait(), 30.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert 3 == len(calls)

@@ -174,3 +174,36 @@ def test_keys_are_divided_evenly() -> None:
 
     assert set("abcd") == set(owners)
     assert 900 < min(owners.values())
+
+
+def test_an_older_sample_that_comes_late_makes_no_other_one_fresh() -> None:
+    stale, late = _node(0, sampled_at=10.0), _node(2, load=30.0, sampled_at=9.0)
+    busy = _node(1, load=20.0, sampled_at=10.0 + placement.STALE_S + 0.1)
+    fleet = Fleet([stale, busy])
+    fleet.put(late)
+    need = Need(avoid=frozenset(["n2"]))
+    assert {"n1"} == {fleet.choose(need, Random(seed)).node_id for seed in range(10)}
+
+
+def test_a_node_is_found_by_what_it_has_now() -> None:
+    """By an image or a warm sandbox that came since the first sample, and not by one that is gone."""
+    nodes = [_node(number) for number in range(40)]
+    fleet = Fleet(nodes)
+    for need, having, without in (
+        (Need(pool_key="k"), {"warm": {"k": 1}}, {"warm": {"k": 0}}),
+        (Need(image="i", pulls_image=True), {"images": frozenset(["i"])}, {"images": frozenset()}),
+    ):
+
+        def chosen(need: Need = need) -> set[str]:
+            return {fleet.choose(need, Random(seed)).node_id for seed in range(20)}
+
+        assert 1 < len(chosen())
+        fleet.put(replace(nodes[7], **having))
+        assert {"n7"} == chosen()
+        fleet.put(replace(nodes[7], **without))
+        assert 1 < len(chosen())
+        fleet.put(replace(nodes[7], **having))
+        fleet.remove("n7")
+        assert "n7" not in chosen()
+        assert [] == [each for each in fleet._by_pressure if each[1] == "n7"]
+        fleet.put(nodes[7])

@@ -155,3 +155,27 @@ def test_room_is_the_least_of_slots_memory_and_load() -> None:
 def test_a_configuration_that_cannot_be_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         Scaling.from_json(bad)
+
+
+def test_nodes_on_which_nothing_fits_or_of_which_there_are_too_many_stop_no_decision() -> None:
+    """An operator may have added more than the bound; a node may have no backend that works."""
+    none = replace(FULL_HEAD, size=0, active=0, room=0)
+    assert (4, 4) == _size(Policy(CONFIG).decide([none], 7, 0.0))
+    full = [replace(FULL_HEAD, ray_id=f"n{number}") for number in range(6)]
+    assert (6, 0) == _size(Policy(CONFIG).decide(full, 7, 0.0))
+
+
+def test_nodes_that_start_count_among_the_least() -> None:
+    config = Scaling(min_nodes=2, max_nodes=4, spare=0, idle_s=10.0)
+    idle = [replace(IDLE, ray_id=each) for each in ("a", "c")]
+    assert ("c",) == Policy(config).decide([*idle, STARTS], 0, 0.0).drain
+    assert () == Policy(config).decide(idle, 0, 0.0).drain
+
+
+def test_a_node_is_idle_since_it_is_known() -> None:
+    policy = Policy(CONFIG)
+    policy.decide([HEAD, replace(IDLE, is_known=False)], 0, 0.0)
+    drains = replace(IDLE, drain=BY_SCALING, is_empty=True)
+    assert () == policy.decide([HEAD, drains], 0, 9.0).release
+    assert () == policy.decide([HEAD, drains], 0, 18.9).release
+    assert ("a",) == policy.decide([HEAD, drains], 0, 19.0).release

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ringfence
+from ringfence.launcher.wire import AGENT_UID
 from ringfence.linux.landlock import abi_version
 from ringfence.policy.landlock import plan_landlock
 
@@ -25,7 +26,7 @@ from ringfence.linux import libc, privileges, seccomp
 
 libc_ = ctypes.CDLL(None, use_errno=True)
 order = json.loads(sys.argv[1])
-plan = {"keep_capabilities": False, "uid": 1000, "root_capabilities": 0, "no_new_privs": False,
+plan = {"keep_capabilities": False, "uid": 1000, "gid": 1000, "root_capabilities": 0, "no_new_privs": False,
         "landlock": None, "seccomp": b"", "tag_key": 0, "connects": False, **order["plan"]}
 plan["seccomp"] = b"" if not plan["seccomp"] else notifications.program(
     [([(0, libc.number("sethostname"))], seccomp.RET_ERRNO | errno.EXDEV)])
@@ -45,6 +46,20 @@ def bound():
     with socket.socket(socket.AF_INET) as sock:
         sock.bind(("127.0.0.1", 0))
 
+def in_a_program(function):
+    "The number of the error, in a child that has become the user for good, and its ids."
+    says, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        lockdown.Becoming(plan)()
+        os.write(say, json.dumps([attempt(function), os.getresuid(), os.getresgid()]).encode())
+        os._exit(0)
+    os.close(say)
+    os.waitpid(pid, 0)
+    found = json.loads(os.read(says, 999))
+    os.close(says)
+    return found
+
 def status():
     with open("/proc/self/status") as file:
         pairs = dict(line.split(":", 1) for line in file)
@@ -62,7 +77,11 @@ before = status()
 if order.get("bound"):
     lockdown.bound(plan)
 if order.get("user"):
-    lockdown.become_user(plan, plan["uid"], plan["uid"])
+    lockdown.become_user(plan, plan["uid"], plan["gid"])
+if order.get("init"):
+    lockdown.become_init(plan)
+if order.get("agent"):
+    lockdown.become_agent(plan, plan["uid"], plan["gid"])
 listener = lockdown.seal(plan, **order["seal"]) if "seal" in order else -1
 after = status()
 attempts = {
@@ -77,12 +96,16 @@ attempts = {
     "bind": lambda: bound(),
     "root": lambda: os.setresuid(0, 0, 0),
     "group": lambda: os.setresgid(0, 0, 0),
+    "agent": lambda: [os.setresuid(*ids) for ids in order["becomes"]],
+    "scheduling": lambda: os.setpriority(os.PRIO_PROCESS, os.getpid(), 19),
 }
 results = {}
 if listener < 0:
     for name in order.get("attempts", ()):
         results[name] = attempt(attempts[name])
-print(json.dumps({"before": before, "after": after, "listener": listener, "attempts": results}))
+program = in_a_program(lambda: os.kill(os.getppid(), 0)) if order.get("signals") else None
+print(json.dumps({"before": before, "after": after, "listener": listener, "attempts": results,
+                  "program": program}))
 """
 
 AS_ROOT = pytest.mark.root
@@ -128,7 +151,8 @@ def test_a_user_is_one_for_good_and_has_no_capability(
     tmp_path: Path, uid: int, mask: int, kept: int
 ) -> None:
     """Of the bounding set, which comes first, nothing is needed for that."""
-    order = {"plan": {"uid": uid, "root_capabilities": mask}, "attempts": ["root", "group"]}
+    plan = {"uid": uid, "gid": uid, "root_capabilities": mask}
+    order = {"plan": plan, "attempts": ["root", "group"]}
     found = run(tmp_path, user=True, **order)
     after = found["after"]
 
@@ -137,6 +161,87 @@ def test_a_user_is_one_for_good_and_has_no_capability(
     assert (0 if kept else 0xEF) == after["securebits"]
     if uid:
         assert {"root": NOT_PERMITTED, "group": NOT_PERMITTED} == found["attempts"]
+
+
+KILL, TRACE = 1 << 5, 1 << 19  # of capabilities(7)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("connects", [False, True])
+@pytest.mark.parametrize(("uid", "mask"), [(1000, 0), (1000, 0x23), (0, 0), (0, 0x3)])
+def test_an_agent_has_ids_by_which_no_program_of_it_may_signal_it(
+    tmp_path: Path, uid: int, mask: int, connects: bool
+) -> None:
+    """Both that kill(2) looks at, and the group that is not the number of the user."""
+    plan = {"uid": uid, "gid": 1001, "root_capabilities": mask, "connects": connects}
+    found = run(tmp_path, agent=True, signals=not mask, plan=plan)
+    after, root = found["after"], mask if uid == 0 else 0
+
+    assert [[AGENT_UID, uid, AGENT_UID], [1001] * 3] == after["ids"]
+    kept = root | (KILL if root else 0) | (TRACE if connects else 0)
+    assert [kept, kept, 0] == [after[name] for name in ("CapEff", "CapPrm", "CapInh")]
+    assert (0 if root else 0xEF) == after["securebits"]
+    if not mask:
+        assert [NOT_PERMITTED, [uid] * 3, [1001] * 3] == found["program"]
+
+
+@AS_ROOT
+def test_a_program_may_signal_a_process_with_its_own_ids(tmp_path: Path) -> None:
+    """The control of the test above: what it starts may, unless the ids differ."""
+    found = run(tmp_path, user=True, signals=True, plan={"gid": 1001})
+
+    assert [0, [1000] * 3, [1001] * 3] == found["program"]
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("uid", "mask", "kept"), [(1000, 0, 0), (1000, 0x3, 0), (0, 0, 0), (0, 0x3, 0x3 | KILL)]
+)
+def test_pid_1_may_end_what_became_another_user_and_is_no_more_than_its_user(
+    tmp_path: Path, uid: int, mask: int, kept: int
+) -> None:
+    plan = {"uid": uid, "gid": 1001, "root_capabilities": mask}
+    after = run(tmp_path, init=True, plan=plan)["after"]
+
+    assert [[uid] * 3, [1001] * 3] == after["ids"]
+    assert [kept, kept, 0] == [after[name] for name in ("CapEff", "CapPrm", "CapInh")]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("step", ["user", "init", "agent"])
+def test_where_capabilities_are_kept_each_of_them_is_its_user_all_the_same(
+    tmp_path: Path, step: str
+) -> None:
+    plan = {"keep_capabilities": True, "gid": 1001, "root_capabilities": 0x3, "connects": True}
+    found = run(tmp_path, plan=plan, **{step: True})
+
+    assert [[1000] * 3, [1001] * 3] == found["after"]["ids"]
+    assert found["before"]["CapEff"] == found["after"]["CapEff"] > 0
+    assert 0x04 == found["after"]["securebits"]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("is_agent", [True, False])
+@pytest.mark.parametrize("mask", [0, 0x80])
+def test_root_inside_may_become_anybody_but_an_agent(
+    tmp_path: Path, mask: int, is_agent: bool
+) -> None:
+    """And have no agent wait, whose number PID 1 does not have."""
+    results = []
+    for place in range(3):
+        ids = [-1, -1, -1]
+        ids[place] = AGENT_UID
+        plan = {"no_new_privs": True, "seccomp": "y", "root_capabilities": mask}
+        attempts = {"attempts": ["agent", "scheduling"], "becomes": [ids]}
+        (tmp_path / f"{place}").mkdir()
+        found = run(tmp_path / f"{place}", seal={"is_agent": is_agent}, plan=plan, **attempts)
+        results.append(found["attempts"])
+
+    expected = {
+        "agent": NOT_PERMITTED if mask else 0,
+        "scheduling": NOT_PERMITTED if is_agent else 0,
+    }
+    assert [expected] * 3 == results
 
 
 @AS_ROOT

@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.features import require
 
 # In a process of its own, which becomes the parent of the jail. Its cgroups are plain directories: in none
-# of them is a file `tasks`, or below a file none can be made.
+# of them is a file `tasks`, or below a file none can be made. The jail has mounts of its own, and so waits
+# for a word of the jailer: without, it would end by itself.
 _CREATE = """
 import os, sys
 from ringfence.launcher import wire
@@ -23,7 +24,8 @@ guest = {"has_content": False}
 plan = {
     "id": "jail", "passes": 0, "share": None, "guest": guest, "argv": ["/bin/true"], "trees": [], "view": None,
     "trusted_root": False, "cgroup_version": 1, "cgroup_dirs": directories, "cgroup_values": [],
-    "namespaces": namespaces.CLONE_NEWUSER, "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1",
+    "namespaces": namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS,
+    "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1",
     "deny_setgroups": True, "descriptors": 0, "placeholders": [], "note": "",
 }
 before = len(os.listdir("/proc/self/fd"))

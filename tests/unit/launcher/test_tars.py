@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.launcher.helpers import tars
+from ringfence.launcher.helpers import tars, trees
 
 NAMES = st.text(
     st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=120
@@ -194,3 +195,37 @@ def test_holes_stay_holes() -> None:
     finally:
         for fd in (source, target, stream):
             os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize("length", [99, 100, 101, 1000])
+def test_each_length_of_a_name_and_of_a_link_is_read_back(kind: bytes, length: int) -> None:
+    """A plain header has 100 bytes for each; what follows is read as well."""
+    for name, link in (("n" * length, "target"), ("name", "t" * length)):
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, link
+        plain = tarfile.TarInfo("after")
+        stream = tars._header(member) + tars._header(plain) + bytes(1024)
+        with tarfile.open(fileobj=io.BytesIO(stream)) as tar:
+            assert [(name, link), ("after", "")] == [(each.name, each.linkname) for each in tar]
+
+
+@pytest.mark.parametrize("one_file_system", [False, True])
+def test_a_tree_whose_reader_is_gone_holds_no_directory(
+    one_file_system: bool, tmp_path: Path
+) -> None:
+    """Packing is also done in processes that live on."""
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    (tmp_path / "d" / "e" / "file").write_bytes(bytes(1 << 20))
+    before = len(os.listdir("/proc/self/fd"))
+    with open(os.devnull, "wb") as whole:
+        trees.pack(whole.fileno(), str(tmp_path), one_file_system=one_file_system)
+    assert before == len(os.listdir("/proc/self/fd"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with pytest.raises(BrokenPipeError):
+            trees.pack(writing, str(tmp_path), one_file_system=one_file_system)
+    finally:
+        os.close(writing)
+    assert before == len(os.listdir("/proc/self/fd"))

@@ -150,6 +150,7 @@ def test_the_internet_is(text: str) -> None:
         ("169.254.0.0/16", "169.254.169.254", False),
         ("169.254.0.0/16", "169.254.0.0/16", False),
         ("169.254.169.254", "169.254.169.254:80", True),
+        ("127.0.0.0/8", "127.0.0.1:80", True),  # every host has it: it need not be listed alone
         ("localhost:8080", "localhost:8080", True),
         ("localhost:8080", "localhost", False),
         ("localhost", "127.0.0.1", False),

@@ -218,3 +218,32 @@ def test_beside_loopback_nothing_is_loopback() -> None:
     assert near == plan.routes[2:]
     assert near == tuple(each.network for each in plan.others[1:])
     assert 1 == len(plan.loopback)
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("127.0.0.1", ()),
+        ("127.0.0.1:80", (Redirect("127.0.0.1/32", 80, 80),)),
+        ("127.0.0.0/8:80", ()),
+        ("[::1]:80", (Redirect("::1/128", 80, 80),)),
+    ],
+)
+def test_the_sandbox_s_own_loopback_stays_its_own(
+    text: str, loopback: tuple[Redirect, ...]
+) -> None:
+    """But for what a rule names to the port."""
+    plan = redirects_of(NetworkPolicy(allowed_hosts=(text,)))
+
+    assert loopback == plan.loopback[1:]
+    assert redirects.SYNTHETIC == plan.routes
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_a_policy_that_learns_lets_names_and_addresses_through_on_every_port(learn: bool) -> None:
+    plan = redirects_of(NetworkPolicy(allowed_hosts=("a.test:443",), learn=learn))
+
+    for network in (*redirects.SYNTHETIC, "0.0.0.0/0", "::/0"):
+        address = ip_network(network)[1 << 8]
+        assert learn == taken(plan.others, address, 22), network
+        assert (learn or network in redirects.SYNTHETIC) == routed(plan, address), network

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from ringfence.errors import (
 )
 from ringfence.model.session import Snapshot
 from ringfence.model.spec import SandboxSpec
+from ringfence.snapshots import catalogue as module
+from ringfence.snapshots import layers
 from ringfence.snapshots.catalogue import Catalogue
 
 
@@ -214,3 +219,226 @@ def test_one_of_another_user_hides_no_others(
 
     monkeypatch.setattr(catalogue, "describe", refused)
     assert ["snap-1"] == [each.id for each in catalogue.list()]
+
+
+# -- snapshots over one another -------------------------------------------------------------------
+
+
+class Shelf:
+    """A catalogue of snapshots that a test saves and holds.
+
+    Attributes:
+        path: Its directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.catalogue = path, Catalogue(str(path), "native")
+        self.held: dict[str, int] = {}
+
+    def save(
+        self, name: str, *lower: str, spec: SandboxSpec | None = None, is_durable: bool = True
+    ) -> None:
+        read, write = os.pipe()
+        os.write(write, f"content of {name}".encode())
+        os.close(write)
+        facts: dict[str, Any] = {"session_id": "se-1", "created_at": 1.0}
+        try:
+            self.catalogue.save(
+                read, name, spec or SandboxSpec(), 99, lower=lower, is_durable=is_durable, **facts
+            )
+        finally:
+            os.close(read)
+
+    def hold(self, name: str) -> None:
+        """Hold it as a sandbox does that lies over it."""
+        place = self.path / name
+        (place / "tree").mkdir()
+        info = (place / "tree").stat()
+        ready = json.dumps([layers._boot(), info.st_dev, info.st_ino])
+        (place / "unpacked").write_text(ready)
+        self.held[name] = layers.hold(str(place))
+        assert self.held[name] >= 0
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            os.close(self.held.pop(name))
+        self.catalogue.let_go(names)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.path))
+
+    @property
+    def listed(self) -> list[str]:
+        return [each.id for each in self.catalogue.list()]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    made = Shelf(tmp_path / "shelf")
+    yield made
+    for fd in made.held.values():
+        os.close(fd)
+
+
+@pytest.mark.anyone
+def test_all_that_one_lies_over_is_there_in_order_and_stays_with_it(shelf: Shelf) -> None:
+    for name, *lower in (("a",), ("b", "a"), ("c", "b", "a"), ("other",)):
+        shelf.save(name, *lower)
+    for name in ("a", "b", "other"):
+        shelf.catalogue.delete(name)
+
+    assert (["a", "b", "c"], ["c"]) == (shelf.names, shelf.listed)
+    assert ("b", "a") == shelf.catalogue.lower("c") == shelf.catalogue.describe("c")[2]
+    fd = shelf.catalogue.content("a")
+    assert b"content of a" == os.read(fd, 99)
+    os.close(fd)
+    for refused in (shelf.catalogue.describe, shelf.catalogue.lower, shelf.catalogue.delete):
+        for name in ("a", "other"):
+            with pytest.raises(SnapshotNotFound):
+                refused(name)
+    shelf.catalogue.delete("c")
+    assert [] == shelf.names
+
+
+@pytest.mark.anyone
+def test_one_that_a_sandbox_lies_over_goes_with_the_sandbox(shelf: Shelf) -> None:
+    for name, *lower in (("a",), ("b", "a"), ("c",)):
+        shelf.save(name, *lower)
+    shelf.hold("b")
+    for name in ("b", "a"):
+        shelf.catalogue.delete(name)
+    assert ["a", "b", "c"] == shelf.names, "the one below is the sandbox's too"
+    shelf.catalogue.let_go(["b", "c"])
+    assert ["a", "b", "c"] == shelf.names, "it is still held"
+
+    shelf.let_go("b")
+
+    assert ["c"] == shelf.names
+    shelf.hold("c")
+    shelf.let_go("c")
+    assert ["c"] == shelf.listed, "and one that was not deleted stays"
+
+
+@pytest.mark.anyone
+def test_a_damaged_one_is_deleted_and_keeps_no_other(shelf: Shelf) -> None:
+    for name, *lower in (("a",), ("b", "a"), ("c",)):
+        shelf.save(name, *lower)
+    (shelf.path / "c/snapshot.json").write_text("{")
+    shelf.catalogue.delete("b")
+    shelf.catalogue.delete("a")
+    assert ["c"] == shelf.names
+    shelf.catalogue.delete("c")
+    assert [] == shelf.names
+    shelf.save("d")
+    (shelf.path / "d/snapshot.json").unlink()
+    shelf.catalogue.delete("d")
+    assert [] == shelf.names
+
+
+@pytest.mark.anyone
+def test_a_tidy_catalogue_has_neither_halves_nor_what_was_deleted(shelf: Shelf) -> None:
+    for name, *lower in (("a",), ("b", "a")):
+        shelf.save(name, *lower)
+    shelf.catalogue.delete("a")
+    (shelf.path / "b/.tree-1").mkdir()
+    (shelf.path / "b/names.new").touch()
+    (shelf.path / "b/snapshot.json").rename(shelf.path / "b/deleted.json")  # killed there
+
+    shelf.catalogue.tidy()
+    assert [] == shelf.names
+    shelf.save("c")
+    (shelf.path / "c/.tree-1").mkdir()
+    (shelf.path / "c/names.new").touch()
+    shelf.catalogue.tidy()
+    assert ["content.tar", "snapshot.json"] == sorted(os.listdir(shelf.path / "c"))
+    Catalogue(str(shelf.path / "none"), "native").tidy()
+
+
+@pytest.mark.anyone
+def test_one_over_an_image_or_another_is_a_layer(shelf: Shelf) -> None:
+    shelf.save("whole")
+    shelf.save("over", "whole")
+    shelf.save("image", spec=SandboxSpec(image="x"))
+    shelf.catalogue.delete("whole")
+    assert [False, True, True] == [
+        shelf.catalogue.is_layer(name) for name in ("whole", "over", "image")
+    ]
+
+
+@pytest.mark.anyone
+def test_a_description_that_is_changed_in_its_place_is_read_again(shelf: Shelf) -> None:
+    """Of the same inode and size: what a process has read before is no longer true."""
+    shelf.save("a")
+    assert ["a"] == shelf.listed
+    path = shelf.path / "a/snapshot.json"
+    inode, text = path.stat().st_ino, path.read_text()
+    path.write_text(text.replace("se-1", "se-2"))
+    assert inode == path.stat().st_ino
+    with pytest.raises(SnapshotCorrupt):
+        shelf.catalogue.describe("a")
+    path.write_text(text)
+    assert "se-1" == shelf.catalogue.describe("a")[0].session_id
+
+
+@pytest.mark.anyone
+def test_a_description_of_another_format_says_so(shelf: Shelf) -> None:
+    shelf.save("a")
+    path = shelf.path / "a/snapshot.json"
+    form = json.loads(path.read_text())
+    for changed in ({"format": 2}, {"format": None}):
+        new = {key: value for key, value in {**form, **changed}.items() if key != "check"}
+        path.write_text(json.dumps({**new, "check": module._check(new)}))
+        with pytest.raises(SnapshotCorrupt, match="unknown format"):
+            shelf.catalogue.describe("a")
+    path.write_text("[]")
+    with pytest.raises(SnapshotCorrupt, match="unknown format"):
+        shelf.catalogue.describe("a")
+
+
+@pytest.mark.anyone
+def test_so_many_descriptions_are_remembered(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "_MOST_KNOWN", 3)
+    for name in "abcdefgh":
+        shelf.save(name)
+        shelf.catalogue.describe(name)
+        assert len(module._known) <= 3
+    (shelf.path / ".partial-i").mkdir()
+    assert [*"abcdefgh"] == shelf.listed
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_durable_snapshot_is_on_disk_before_and_after_its_name(
+    shelf: Shelf, is_durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.save("before")
+    real, synced = os.fsync, list[str]()
+
+    def fsync(fd: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), shelf.path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    shelf.save("a", is_durable=is_durable)
+
+    partial = ".partial-a"
+    files = [f"{partial}/content.tar", f"{partial}/snapshot.json"]
+    assert ([*files, partial, "."] if is_durable else files[1:]) == synced
+    assert 0o700 == stat.S_IMODE((shelf.path / "a").stat().st_mode)
+
+
+@pytest.mark.root
+def test_a_workspace_is_a_users_and_goes_whatever_happens(shelf: Shelf) -> None:
+    for uid in (23456, os.geteuid()):
+        with ExitStack() as stack:
+            place = stack.enter_context(shelf.catalogue.workspace(uid))
+            assert (uid, 0o700) == (os.stat(place).st_uid, stat.S_IMODE(os.stat(place).st_mode))
+            Path(place, "memory").touch()
+        assert [] == shelf.names
+    fails = ExitStack()
+    fails.enter_context(shelf.catalogue.workspace(os.geteuid()))
+    fails.__exit__(KeyError, KeyError(), None)
+    assert [] == shelf.names
+    assert 0o700 == stat.S_IMODE(shelf.path.stat().st_mode)

@@ -292,3 +292,10 @@ def test_a_file_that_cannot_be_opened_is_no_full_disk(tmp_path: Path) -> None:
 
     assert sqlite3.SQLITE_CANTOPEN == refused.value.sqlite_errorcode & 0xFF
     assert not database._is_full(refused.value, f"{tmp_path}/file")
+
+
+def test_only_the_present_boot_is_remembered(store: Store) -> None:
+    """A clock of each boot would be there for ever."""
+    for boot, ahead in (("x", 5.0), ("y", 9.0), ("x", 7.0)):
+        assert ahead == store.first_ahead_s(boot, ahead)
+    assert 1 == store._database.rows("SELECT count(*) FROM clocks")[0][0]

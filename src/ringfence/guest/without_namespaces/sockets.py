@@ -132,12 +132,10 @@ class Sockets(connects.Connects):
         """
         number = connects.signed(asked.arguments[0])
         try:
-            fd = on_behalf.descriptor(asked.pid, number, self._key)
+            return connects.take(asked.pid, number, self._key), -1
         except OSError as exc:
             if exc.errno not in _UNREADABLE:
                 raise
-        else:
-            return wire.Socket(_UNIX, socket.SOCK_STREAM, 0, fd), -1
         target = os.readlink(b"/proc/%d/fd/%d" % (asked.pid, number))
         if not target.startswith(b"socket:["):
             raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))

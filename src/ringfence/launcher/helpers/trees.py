@@ -85,6 +85,7 @@ def pack_whole(packer: Packer, path: str, name: str = ".") -> None:
         why = "more directories in one another than can be packed"
         raise OSError(errno.ENAMETOOLONG, why, path) from exc
     finally:
+        packer.close()
         sys.setrecursionlimit(before)
 
 
@@ -116,6 +117,12 @@ class Packer:
             self._place = Descent(os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             for name in above:
                 self._place.enter(name)
+
+    def close(self) -> None:
+        """Close the directories that are still held, as after an error."""
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     def add(self, path: str, name: str) -> None:
         """Add what is at `path`, and all below it."""
@@ -177,8 +184,7 @@ class Packer:
         if self._place.depth:
             self._place.leave()
         else:
-            self._place.close()
-            self._place = None
+            self.close()
 
     def _device_of(self, info: os.stat_result) -> int:
         return info.st_dev

@@ -126,10 +126,9 @@ class Connects:
             UnderWayError: It is not decided yet.
         """
         try:
-            fd = on_behalf.descriptor(asked.pid, signed(asked.arguments[0]), self._key)
+            sock = take(asked.pid, signed(asked.arguments[0]), self._key)
         except OSError as exc:
             return number_of(exc)
-        sock = wire.Socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)  # whatever it is
         place = -1
         start_guard()
         try:
@@ -187,6 +186,20 @@ class Connects:
             late = errno.EAGAIN if family == socket.AF_UNIX else errno.EINPROGRESS
             raise UnderWayError(late, seconds + microseconds / 1e6)
         return number
+
+
+def take(thread: int, number: int, key: int) -> wire.Socket:
+    """A socket of ours for the one that `thread` has as `number`, of whatever family and type.
+
+    Raises:
+        OSError: As `on_behalf.descriptor`; ENOTSOCK, which Python finds out, for other files.
+    """
+    fd = on_behalf.descriptor(thread, number, key)
+    try:
+        return wire.Socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def start_guard() -> None:

@@ -49,14 +49,17 @@ class RelayedExec(GuestExec):
                 raise LifecycleError(f"{self.id} has just ended")
             if self._far is not None:
                 raise LifecycleError(f"{self.id} is being saved already")
-            ends = enumerate((self.stdin, self.stdout, self.stderr))
-            self._far = {
-                number: os.open(
-                    f"/proc/self/fd/{fd}", (os.O_WRONLY if number else os.O_RDONLY) | os.O_CLOEXEC
-                )
-                for number, fd in ends
-                if fd is not None
-            }
+            far: dict[int, int] = {}
+            try:
+                for number, fd in enumerate((self.stdin, self.stdout, self.stderr)):
+                    if fd is not None:
+                        way = os.O_WRONLY if number else os.O_RDONLY
+                        far[number] = os.open(f"/proc/self/fd/{fd}", way | os.O_CLOEXEC)
+            except OSError:
+                for fd in far.values():
+                    os.close(fd)
+                raise
+            self._far = far
             self._wait.unregister(self._reply)
 
     def stay(self) -> None:
@@ -65,7 +68,8 @@ class RelayedExec(GuestExec):
             far, self._far = self._far, None
             for fd in (far or {}).values():
                 os.close(fd)
-            if far is not None and not self._wait.closed:
+            # Closed while it was apart, it has no socket to wait for.
+            if far is not None and self._reply.fileno() >= 0:
                 self._wait.register(self._reply, select.EPOLLIN)
 
     def move(self, sandbox: JailedSandbox) -> None:

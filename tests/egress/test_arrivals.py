@@ -1,0 +1,385 @@
+"""Connections of a sandbox as they arrive: whose they are, how many, where they lead, what is given back."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringfence import NetworkLimits, NetworkPolicy
+from ringfence.egress import control, record
+from ringfence.egress.control import Control
+from ringfence.egress.host.served import MOST_EVENTS, Served
+from ringfence.egress.io.loop import Loop, sleep
+from ringfence.launcher import wire
+from ringfence.linux.destination import packed
+from ringfence.model.net.netlog import NetworkEvent
+from ringfence.policy.network import Judge
+from tests.egress.one_sandbox import Scene
+
+pytestmark = pytest.mark.anyone
+
+TOKEN = bytes(range(16))
+RAW = b"\0raw"
+Make = Callable[..., Scene]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def made(*hosts: str, **limits: Any) -> Scene:
+            policy = NetworkPolicy(
+                allowed_hosts=hosts or ("a.test", "127.0.0.0/8"), limits=NetworkLimits(**limits)
+            )
+            scene = Scene(policy)
+            stack.callback(scene.close)
+            return scene
+
+        yield made
+
+
+def reasons(scene: Scene) -> list[str]:
+    return [each["reason"] for each in scene.events if each["kind"] != "dns"]
+
+
+def settled(scene: Scene) -> None:
+    """Nothing is counted or open any more."""
+    scene.settle()
+    assert (0, 0) == (scene.commons.connections, len(scene.sandbox.connections))
+
+
+def is_cut(client: socket.socket) -> bool:
+    try:
+        return b"" == client.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+# -- whose they are ------------------------------------------------------------------------------
+
+
+def destination(address: str, port: int) -> bytes:
+    family = packed(address)
+    mapped = family if len(family) == 16 else bytes(10) + b"\xff\xff" + family
+    return struct.pack("!16sH", mapped, port)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_let_in"),
+    [
+        (TOKEN + destination("127.0.0.1", 9000), True),
+        (TOKEN + destination("::ffff:127.0.0.1", 9000), True),
+        (TOKEN[:-1] + b"\xff" + destination("127.0.0.1", 9000), False),
+        (b"\xff" + TOKEN[1:] + destination("127.0.0.1", 9000), False),
+        (destination("127.0.0.1", 9000), False),
+        (TOKEN, False),
+        (TOKEN + destination("127.0.0.1", 9000)[:-1], False),
+        (b"", False),
+    ],
+)
+def test_a_connection_through_an_agent_begins_with_its_token(
+    make: Make, said: bytes, is_let_in: bool
+) -> None:
+    scene = make()
+    scene.sandbox._token = TOKEN
+    with scene.begin(9000, said + (RAW if is_let_in else b"")) as client:
+        if not is_let_in:
+            with suppress(OSError):  # it may be cut already
+                client.shutdown(socket.SHUT_WR)
+            scene.settle()
+            assert is_cut(client)
+        assert is_let_in == (scene.dialled == [("127.0.0.1", 9000)])
+        if is_let_in:
+            scene.settle()
+            assert RAW == scene._hear(), "the rest is the program's own"
+    scene.sandbox.close()
+    settled(scene)
+    assert (1 if is_let_in else 0) == len(reasons(scene)), (
+        "of a stranger there is nothing to record"
+    )
+
+
+def test_through_an_agent_the_destination_is_judged_as_any_other(make: Make) -> None:
+    scene = make("a.test")
+    scene.sandbox._token = TOKEN
+    with scene.begin(9000, TOKEN + destination("127.0.0.1", 9000)) as client:
+        assert is_cut(client)
+    assert [] == scene.dialled
+    assert ["127.0.0.1 is loopback, and no rule allows that network"] == reasons(scene)
+    settled(scene)
+
+
+def test_an_agent_that_says_nothing_is_not_waited_for(make: Make) -> None:
+    scene = make(header_s=0.05)
+    scene.sandbox._token = TOKEN
+    with scene.begin(9000, TOKEN[:4]) as client:
+        scene.loop.run_until_done(sleep(0.1))
+        assert is_cut(client)
+    settled(scene)
+
+
+# -- how many ------------------------------------------------------------------------------------
+
+
+def test_as_many_connections_as_may_be_and_not_one_more(make: Make) -> None:
+    scene = make(connections=2)
+    first, second = (scene.begin(9000, RAW) for _ in range(2))
+    with first, second:
+        with scene.begin(9000, RAW) as third:
+            assert is_cut(third)
+        assert (2, 2) == (scene.commons.connections, len(scene.sandbox.connections))
+        assert ["too many connections at the same time"] == reasons(scene)
+        first.close()
+        scene.settle()
+        assert 2 >= len(scene.sandbox.connections)
+    scene.sandbox.close()
+    settled(scene)
+
+
+def test_a_place_is_free_again_once_a_connection_has_ended(make: Make) -> None:
+    scene = make(connections=1)
+    for _ in range(3):
+        assert RAW == scene.say(9000, [RAW])
+        settled(scene)
+    assert "" == "".join(reasons(scene))
+
+
+def test_so_many_connections_a_second(make: Make) -> None:
+    scene = make(connections_per_s=2)
+    clients = [scene.begin(9000, RAW) for _ in range(4)]
+    scene.settle()
+    refused = [reason for reason in reasons(scene) if reason]
+    assert 1 <= len(refused) <= 2, "some of a second's may have come again meanwhile"
+    assert {"too many new connections a second"} == {*refused}
+    for client in clients:
+        client.close()
+    scene.sandbox.close()
+    settled(scene)
+
+
+def test_a_host_without_room_says_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = make()
+    monkeypatch.setattr(scene.commons, "has_room_for", lambda _sandbox: False)
+    with scene.begin(9000, RAW) as client:
+        assert is_cut(client)
+    assert ["this host has no room for more connections"] == reasons(scene)
+    settled(scene)
+
+
+@pytest.mark.parametrize(
+    ("sandboxes", "of_all", "own", "has_room"),
+    [
+        (1, 74, 74, True),
+        (1, 75, 25, True),
+        (1, 75, 26, False),
+        (4, 74, 74, True),
+        (4, 75, 6, True),
+        (4, 75, 7, False),
+        (4, 99, 6, True),
+        (4, 100, 1, False),
+        (40, 99, 1, True),
+        (40, 99, 2, False),
+    ],
+)
+def test_the_last_quarter_of_a_hosts_connections_is_divided(
+    make: Make, sandboxes: int, of_all: int, own: int, has_room: bool
+) -> None:
+    commons = make().commons
+    commons.sandboxes = {str(number): None for number in range(sandboxes)}  # type: ignore[misc]
+    commons._most, commons.connections = 4 * sandboxes + 6 * 100 + 5, of_all
+    asking: Any = SimpleNamespace(connections=range(own))
+    assert has_room == commons.has_room_for(asking)
+    commons.sandboxes, commons.connections = {}, 0
+
+
+# -- where they lead -----------------------------------------------------------------------------
+
+
+def test_an_address_of_a_name_that_nobody_asked_for_leads_nowhere(make: Make) -> None:
+    scene = make()
+    for address in ("198.18.77.77", "2001:2::77:77"):
+        assert b"" == scene.say(9000, [RAW], to=packed(address))
+    assert ["an address for which no current name was resolved"] * 2 == reasons(scene)
+    assert [] == scene.dialled
+    settled(scene)
+
+
+def test_what_is_routed_to_this_machine_is_its_own_though_no_address_of_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 203.0.113.0/24 after `ip route add local`; a rule for addresses opens it."""
+    everywhere, named = make("public").sandbox, make("203.0.113.8").sandbox
+    for sandbox, address in ((everywhere, "203.0.113.7"), (named, "203.0.113.8")):
+        assert sandbox.judge_address(None, address, 80), "the control"
+        monkeypatch.setattr(sandbox.commons.own, "_networks", ((packed("203.0.113.0"), 24),))
+        sandbox._judge_by(Judge(sandbox.policy, ()))
+    refused = everywhere.judge_address(None, "203.0.113.7", 80)
+    assert (False, "203.0.113.7 leads to the host itself") == (refused.allowed, refused.reason)
+    assert named.judge_address(None, "203.0.113.8", 80)
+    assert everywhere.judge_address(None, "203.0.114.7", 80)
+
+
+def test_a_policy_that_cannot_be_read_changes_nothing(make: Make) -> None:
+    scene = make()
+    sandbox = scene.sandbox
+    before = sandbox.policy, sandbox.judge, sandbox.limits, sandbox.secrets, sandbox.authority
+    good = scene._settings(NetworkPolicy.parse("b.test"))
+    for bad in (
+        {
+            **good,
+            "policy": {**good["policy"], "allowed_hosts": ["a b"], "rules": [{"host": "a b"}]},
+        },
+        {**good, "policy": NetworkPolicy.parse("unrestricted").to_json()},
+        {name: each for name, each in good.items() if name != "ca"},
+    ):
+        with pytest.raises(Exception):  # noqa: B017
+            sandbox.apply(bad)
+        now = sandbox.policy, sandbox.judge, sandbox.limits, sandbox.secrets, sandbox.authority
+        assert all(one is other for one, other in zip(before, now, strict=True))
+    sandbox.apply(good)
+    assert ("b.test",) == sandbox.policy.allowed_hosts
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+def test_what_waits_for_a_host_that_does_not_read_is_bounded_but_for_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "_MOST_WAITING", 3)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended: list[bool] = []
+    loop = Loop()
+    with theirs:
+        told = Control(
+            loop, wire.Socket(fileno=ours.detach()), lambda *_: None, lambda: ended.append(True)
+        )
+        number = 0
+        while told.tell({"number": number}):
+            number += 1
+        assert 3 == len(told._waiting)
+        assert told.tell({"number": number}, must=True)
+        assert not told.tell({"number": -1})
+        theirs.setblocking(False)
+        heard: list[bytes] = []
+        for _ in range(2 * number + 10):
+            try:
+                heard.append(theirs.recv(1 << 16))
+            except BlockingIOError:
+                loop.run_until_done(sleep(0.001))
+        assert [b'{"number":%d}' % each for each in range(number + 1)] == heard
+        assert 0 == len(told._waiting)
+    loop.run_until_done(sleep(0.01))
+    assert ended, "the host process is gone"
+    told._socket.close()
+    loop.close()
+
+
+def event(number: int, *, allowed: bool, kind: str = "tcp", port: int = 80) -> NetworkEvent:
+    return NetworkEvent(
+        kind=kind,
+        time=float(number),
+        sandbox_id="s",
+        host="a",
+        port=port,
+        allowed=allowed,
+        bytes_in=1,
+    )
+
+
+def test_a_sandboxs_record_keeps_the_newest_of_each_sort_and_the_first_to_each_place() -> None:
+    served = Served({}, [])
+    for number in range(MOST_EVENTS + 2):
+        served.add(event(number, allowed=True, port=1 if number else 2))
+        served.add(event(number, allowed=False))
+    served.add(event(9999, allowed=True, kind="dns"))
+    found = served.events()
+    passed = [each for each in found if each.allowed and each.kind != "dns"]
+    others = [each for each in found if not each.allowed]
+    assert [0.0, 1.0, 2.0] == [each.time for each in passed[:3]]
+    assert MOST_EVENTS + 2 == len(passed)
+    assert MOST_EVENTS - 1 == len(others), "a name that was asked for is one of them"
+    assert (MOST_EVENTS + 3, MOST_EVENTS + 2) == (served.allowed, served.refused)
+    assert found == sorted(found, key=lambda each: each.time)
+    again = Served({}, [])
+    again.add(event(5000, allowed=True, port=3))
+    again.missed = 2
+    again.inherit(served)
+    assert (MOST_EVENTS + 4, MOST_EVENTS + 2, 2) == (again.allowed, again.refused, again.missed)
+    assert 0.0 == again.events()[0].time
+    assert served.bytes_in + 1 == again.bytes_in
+
+
+def test_what_was_known_before_comes_before_what_is_known_since() -> None:
+    """A sandbox moves to another process, and what its new one has told already is newer."""
+    heard: list[NetworkEvent] = []
+    before, since = Served({}, []), Served({}, [])
+    before.listener = heard.append
+    for number in range(2):
+        before.add(event(number, allowed=True, port=1))
+        before.add(event(number, allowed=False))
+    for number in range(2, MOST_EVENTS):
+        since.add(event(number, allowed=True, port=1))
+        since.add(event(number, allowed=False))
+    assert 4 == len(heard)
+    since.inherit(before)
+    for allowed in (True, False):
+        times = [each.time for each in since.events() if each.allowed is allowed]
+        assert [*map(float, range(MOST_EVENTS))] == times
+    assert 0.0 == since._first["a", "", 1].time
+    for number in (MOST_EVENTS, MOST_EVENTS + 1):
+        since.add(event(number, allowed=True, port=2))
+        since.add(event(number, allowed=False))
+    assert 8 == len(heard), "its listener is told as before"
+    passed, others = since._passed, since._others
+    assert (2.0, 2.0) == (passed[0].time, others[0].time), "the oldest go first"
+
+
+def test_what_a_sandbox_held_is_closed_once() -> None:
+    one, other = socket.socketpair()
+    served = Served({}, [one.detach()])
+    served.close()
+    served.close()
+    assert b"" == other.recv(1)
+    other.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept = listener.dup()
+        given_up = Served({}, [listener.dup().detach()])
+        given_up.give_up()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(kept.getsockname() if kept.fileno() >= 0 else ("127.0.0.1", 1))
+        kept.close()
+        assert [] == given_up.fds
+
+
+def test_a_flood_of_one_sort_hides_nothing_of_the_other_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record, "_EVENTS_PER_S", 1e-9)
+    monkeypatch.setattr(record, "_BURST", 2.0)
+    told: list[dict[str, Any]] = []
+    loop = Loop()
+
+    def tell(message: dict[str, Any]) -> bool:
+        told.append(message)
+        return True
+
+    made = record.Record(loop, tell)
+    for _ in range(5):
+        made.add("s", "tcp", allowed=False)
+    for _ in range(3):
+        made.add("s", "tcp", allowed=True)
+    made.flush()
+    events = [each["allowed"] for message in told for each in message.get("events", ())]
+    assert [False, False, True, True] == events
+    assert [{"s": 4}] == [message["missed"] for message in told if "missed" in message]
+    assert (2, {}) == (len(made._rates), made._missed)
+    made.forget("s")
+    assert {} == made._rates
+    loop.close()

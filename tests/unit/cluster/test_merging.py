@@ -1,0 +1,410 @@
+"""Answers of all nodes made one: lists, counts, checks, and who is asked for what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.cluster.nodes_there import SECRET, Asked, Reply, Scene, scene_of
+
+from ringfence.api.access import gateways
+from ringfence.api.access.caller import ADMIN, USER, Caller
+from ringfence.cluster.scatter import MERGED, joined, total
+from ringfence.cluster.templates import Templates
+from ringfence.errors import NotFound, PermissionDenied, ServerUnreachable
+
+pytestmark = pytest.mark.anyone
+A, B = "0000000a", "0000000b"
+
+
+def saying(form: object, status: int = 200) -> Any:
+    return lambda _asked: (status, {}, form)
+
+
+async def merged(
+    scene: Scene, path: str, method: str = "GET", query: bytes = b"", body: bytes = b""
+) -> Any:
+    scope = scene.scope(path, query)
+    scope["state"]["found"] = SimpleNamespace(path=path)
+    scope["method"] = method
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    response = await MERGED[method, path](scene.scatter, scope, receive)
+    return response.status_code, json.loads(response.body)
+
+
+def page(key: str, *ids: str, more: str | None = None) -> Any:
+    return saying({"items": [{key: each} for each in ids], "next_cursor": more})
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/v1/sandboxes", "session_id"), ("/v1/snapshots", "id")]
+)
+@pytest.mark.parametrize(
+    ("query", "more", "expected", "has_next"),
+    [
+        (b"", None, "abcdef", False),
+        (b"limit=6", None, "abcdef", False),
+        (b"limit=5", None, "abcde", True),
+        (b"limit=6", "c", "abcdef", True),
+        (b"limit=bad", None, "abcdef", False),
+        (b"limit=2&limit=3", None, "abc", True),
+    ],
+)
+async def test_pages_are_merged_in_the_order_of_their_ids(
+    path: str,
+    key: str,
+    query: bytes,
+    more: str | None,
+    expected: str,
+    has_next: bool,
+    tmp_path: Path,
+) -> None:
+    answers = {A: page(key, "a", "c", "e", more=more), B: page(key, "b", "d", "f")}
+    async with scene_of(tmp_path, **answers) as scene:
+        _, found = await merged(scene, path, query=query)
+        assert expected == "".join(each[key] for each in found["items"])
+        assert has_next == (found["next_cursor"] is not None)
+        target = f"{path}?{query.decode()}" if query else path
+        assert [target, target] == [node.asked[0].target for node in scene.there.values()]
+
+
+async def test_sessions_are_merged_by_their_time(tmp_path: Path) -> None:
+    def items(*pairs: tuple[float, str]) -> Any:
+        return saying({"items": [{"created_at": at, "session_id": name} for at, name in pairs]})
+
+    answers = {A: items((2.0, "a"), (5.0, "b")), B: items((1.0, "d"), (5.0, "a"))}
+    async with scene_of(tmp_path, **answers) as scene:
+        _, found = await merged(scene, "/v1/sessions")
+        assert ["d", "a", "a", "b"] == [each["session_id"] for each in found["items"]]
+        assert found["next_cursor"] is None
+
+
+async def test_a_template_is_listed_as_its_own_node_does(tmp_path: Path) -> None:
+    mine = {"id": f"tpl-0190b5a4-0000-7000-8000-{B}0000"}
+    other = {"id": "tpl-x", "at": A}
+    answers = {
+        A: saying({"items": [{**mine, "at": A}, other]}),
+        B: saying({"items": [{**mine, "at": B}, {**other, "at": B}]}),
+    }
+    async with scene_of(tmp_path, **answers) as scene:
+        _, found = await merged(scene, "/v1/templates")
+        assert [{**mine, "at": B}, other] == found["items"]
+
+
+async def test_a_node_that_does_not_answer_fails_a_list_and_is_named(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, **{A: page("id"), B: saying(b"not asked")}) as scene:
+        server = scene.there[B].server
+        assert server is not None
+        server.close()
+        (tmp_path / B).unlink(missing_ok=True)
+        with pytest.raises(ServerUnreachable, match=f"node {B} does not answer"):
+            await merged(scene, "/v1/snapshots")
+
+
+@pytest.mark.parametrize(
+    ("status", "is_raised"), [(400, True), (403, True), (503, False), (200, False)]
+)
+async def test_what_a_node_refuses_is_the_callers_answer(
+    status: int, is_raised: bool, tmp_path: Path
+) -> None:
+    form: Any = {
+        "code": "permission_denied",
+        "message": "not yours",
+        "items": [],
+        "next_cursor": None,
+    }
+    async with scene_of(tmp_path, **{A: saying(form, status)}) as scene:
+        if is_raised:
+            with pytest.raises(PermissionDenied, match="not yours"):
+                await merged(scene, "/v1/snapshots")
+        else:
+            await merged(scene, "/v1/snapshots")
+
+
+async def test_each_node_is_asked_as_the_caller(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, **{A: page("id")}) as scene:
+        caller = Caller("ann", USER, sandbox="sbx-1", max_sandboxes=3)
+        scope = scene.scope("/v1/x", caller=caller)
+        await scene.scatter.ask_all(scope, "PUT", b"/v1/x?y=1", b'{"a": 1}')
+        [asked] = scene.there[A].asked
+        assert ("PUT", "/v1/x?y=1", b'{"a": 1}') == (asked.method, asked.target, asked.body)
+        assert "application/json" == asked.headers["content-type"]
+        assert "req-1" == asked.headers["x-request-id"]
+        found = gateways.unseal(SECRET, asked.headers[gateways.HEADER], "PUT", b"/v1/x?y=1")
+        assert found is not None
+        assert ("ann", USER, "sbx-1", 3) == (
+            found.client,
+            found.scope,
+            found.sandbox,
+            found.max_sandboxes,
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"), [(True, True, 200), (True, False, 200), (False, False, 503)]
+)
+async def test_a_cluster_is_well_while_any_node_is(
+    first: bool, second: bool, status: int, tmp_path: Path
+) -> None:
+    def health(ok: bool) -> Any:
+        checks = [{"name": "disk", "ok": ok, "detail": "" if ok else "full"}]
+        return saying({"ok": ok, "checks": checks}, 200 if ok else 503)
+
+    async with scene_of(tmp_path, **{A: health(first), B: health(second)}) as scene:
+        found, form = await merged(scene, "/v1/health")
+        assert (status, status == 200) == (found, form["ok"])
+        [check] = form["checks"]
+        assert (first and second) == check["ok"]
+        failing = B if first else A
+        assert ("" if second else f"node {failing}: full") == check["detail"]
+
+
+async def test_health_names_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, **{A: saying({"ok": True, "checks": []})}) as scene:
+        scene.put({**scene.there[A].form, "node": B, "ray_id": "r", "socket": "/none"})
+        status, form = await merged(scene, "/v1/health")
+        assert 200 == status
+        assert [(f"node {B}", False)] == [(each["name"], each["ok"]) for each in form["checks"]]
+
+
+async def test_info_has_each_backend_where_it_works_and_room_for_all(tmp_path: Path) -> None:
+    def info(most: int, **backends: bool) -> Any:
+        forms = [{"backend": name, "available": ok} for name, ok in backends.items()]
+        return saying({"max_sandboxes": most, "backends": forms})
+
+    answers = {
+        A: info(3, native=False, gvisor=True),
+        B: info(4, native=True, gvisor=False, docker=False),
+    }
+    async with scene_of(tmp_path, **answers) as scene:
+        _, form = await merged(scene, "/v1/info")
+        assert 7 == form["max_sandboxes"]
+        shown = {each["backend"]: each["available"] for each in form["backends"]}
+        assert {"native": True, "gvisor": True, "docker": False} == shown
+        scene.nodes._most_of_client = 5
+        assert 5 == (await merged(scene, "/v1/info"))[1]["max_sandboxes"]
+
+
+async def test_execution_info_has_each_tier_where_it_works(tmp_path: Path) -> None:
+    def info(native: bool, running: int) -> Any:
+        tiers = [{"tier": "namespaces", "available": native}]
+        executors = [{"name": "python", "available": not native}]
+        return saying({"tiers": tiers, "executors": executors, "running": running, "pending": 1})
+
+    async with scene_of(tmp_path, **{A: info(False, 2), B: info(True, 3)}) as scene:
+        _, form = await merged(scene, "/api/v1/sandbox/info")
+        assert (5, 2) == (form["running"], form["pending"])
+        assert [True] == [each["available"] for each in form["tiers"]]
+        assert [True] == [each["available"] for each in form["executors"]]
+
+
+async def test_a_change_reaches_every_node_and_those_that_come_later(tmp_path: Path) -> None:
+    pools = {"warm": 2, "given_up": {}, "last_error": ""}
+    async with scene_of(tmp_path, **{A: saying(pools), B: saying(pools)}) as scene:
+        _, form = await merged(scene, "/v1/pools", "PUT", body=b'{"size": 1}')
+        assert 4 == form["warm"]
+        for text in (b'{"size": 1}', b'{"other": 2}'):
+            await merged(scene, "/v1/pools", "PUT", body=text)
+            await merged(scene, "/api/v1/sandbox/config", "PATCH", body=text)
+        assert [
+            b'{"size": 1}',
+            b'{"size": 1}',
+            b'{"size": 1}',
+            b'{"other": 2}',
+            b'{"other": 2}',
+        ] == [each.body for each in scene.there[B].asked]
+        put = scene.store.values["changed/PUT /v1/pools"]
+        patch = scene.store.values["changed/PATCH /api/v1/sandbox/config"]
+        assert {"other": 2} == json.loads(put)
+        assert {"size": 1, "other": 2} == json.loads(patch)
+
+
+async def test_the_default_sandbox_is_on_its_node_alone(tmp_path: Path) -> None:
+    chosen = f"sbx-0190b5a4-0000-7000-8000-{B}0000"
+    answers = {A: saying({"session": None}), B: saying({"session": {"id": chosen}})}
+    async with scene_of(tmp_path, **answers) as scene:
+        text = json.dumps({"sandbox_id": chosen}).encode()
+        _, form = await merged(scene, "/v1/sessions/default", "PUT", body=text)
+        assert {"session": {"id": chosen}} == form
+        assert [b'{"sandbox_id":null}', b""] == [each.body for each in scene.there[A].asked]
+        assert [text, b""] == [each.body for each in scene.there[B].asked]
+
+
+async def test_events_are_in_the_order_of_their_times_and_changes_told_once(
+    tmp_path: Path,
+) -> None:
+    def events(*pairs: tuple[float, str]) -> Any:
+        items = [{"time": at, "kind": kind, "seq": i} for i, (at, kind) in enumerate(pairs)]
+        return saying({"items": items})
+
+    answers = {
+        A: events((1.0, "made"), (3.0, "config")),
+        B: events((2.0, "ended"), (3.0, "config")),
+    }
+    async with scene_of(tmp_path, **answers) as scene:
+        for since, expected in ((b"", [1.0, 2.0, 3.0]), (b"since=2000000", [3.0])):
+            _, form = await merged(scene, "/v1/events", query=since)
+            assert expected == [each["time"] for each in form["items"]]
+            assert [int(at * 1e6) for at in expected] == [each["seq"] for each in form["items"]]
+        assert 1 == await scene.scatter.places_since(scene.nodes.all()[1], scene.scope(), 3_000_000)
+        assert 0 == await scene.scatter.places_since(scene.nodes.all()[1], scene.scope(), 2_999_999)
+        assert 0 == await scene.scatter.places_since(scene.nodes.all()[1], scene.scope(), 0)
+
+
+def test_counts_are_added_and_averages_are_the_highest() -> None:
+    one: dict[str, Any] = {
+        "active": 1,
+        "uptime_s": 5.0,
+        "average_creation_ms": None,
+        "pool_hits": 3,
+    }
+    one |= {"pool_misses": 1, "pool_hit_rate": 0.75, "creation_ms": {"p50": 1.0, "p99": None}}
+    two = {**one, "active": 2, "uptime_s": 7.0, "average_creation_ms": 2.0, "pool_hits": 0}
+    two |= {"pool_misses": 4, "pool_hit_rate": 0.0, "creation_ms": {"p50": 2.0, "p99": None}}
+
+    found = total([one, two])
+
+    assert {
+        "active": 3,
+        "uptime_s": 7.0,
+        "average_creation_ms": 2.0,
+        "pool_hits": 3,
+        "pool_misses": 5,
+        "pool_hit_rate": 0.375,
+        "creation_ms": {"p50": 2.0, "p99": None},
+    } == found
+    assert list(one) == list(found)
+    none = total([{"pool_hits": 0, "pool_misses": 0, "pool_hit_rate": None}])
+    assert none["pool_hit_rate"] is None
+
+
+def test_samples_carry_the_name_of_their_node_and_families_are_told_once() -> None:
+    text = '# HELP x_total Of x.\n# TYPE x_total counter\nx_total{a="b"} 1\nx_total 2\n'
+    found = joined([(A, text), (B, text), ("", "# TYPE y gauge\ny 3\n")])
+
+    assert [
+        "# HELP x_total Of x.",
+        "# TYPE x_total counter",
+        f'x_total{{node="{A}",a="b"}} 1',
+        f'x_total{{node="{A}"}} 2',
+        f'x_total{{node="{B}",a="b"}} 1',
+        f'x_total{{node="{B}"}} 2',
+        "# TYPE y gauge",
+        "y 3",
+    ] == found.splitlines()
+
+
+class TestCopies:
+    async def copy(self, scene: Scene) -> None:
+        one, two = scene.nodes.find(A), scene.nodes.find(B)
+        assert one is not None
+        assert two is not None
+        await scene.scatter.copy(one, two, scene.scope(), b"/v1/uploads/x", "application/x-tar")
+
+    async def test_a_source_that_refuses_is_told_and_nothing_is_sent(self, tmp_path: Path) -> None:
+        refusal = saying({"code": "not_found", "message": "none"}, 404)
+        async with scene_of(tmp_path, **{A: refusal, B: saying({})}) as scene:
+            with pytest.raises(NotFound):
+                await self.copy(scene)
+            assert [] == scene.there[B].asked
+
+
+class TestTemplates:
+    def scene_templates(self, scene: Scene) -> Templates:
+        store: Any = scene.store
+        return Templates(store, scene.nodes, scene.scatter)
+
+    async def test_a_home_stays_until_it_drains_or_is_lost(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: saying({}), B: saying({})}) as scene:
+            templates = self.scene_templates(scene)
+            first = (await templates.home("ann")).tag
+            assert first == (await self.scene_templates(scene).home("ann")).tag
+            scene.put({**scene.there[first].form, "is_draining": True, "beat": "2"})
+            second = (await templates.home("ann")).tag
+            assert {A, B} == {first, second}
+            scene.put({**scene.there[first].form, "beat": "3"})
+            assert second == (await templates.home("ann")).tag, "it does not go back"
+            scene.lose(second)
+            assert first == (await templates.home("ann")).tag
+
+    async def test_where_all_drain_a_home_is_kept(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: saying({}), B: saying({})}) as scene:
+            for tag in (A, B):
+                scene.put({**scene.there[tag].form, "is_draining": True, "beat": "2"})
+            assert (await self.scene_templates(scene).home("ann")).tag in (A, B)
+
+    def form(self, tag: str, **changes: Any) -> dict[str, Any]:
+        form: dict[str, Any] = {
+            "id": f"tpl-0190b5a4-0000-7000-8000-{tag}0000",
+            "name": "web",
+            "build_id": "b",
+        }
+        form |= {"tags": {}, "owner": "ann", "is_ready": True, "updated_at": 1.0}
+        return {**form, **changes}
+
+    def answering(self, *forms: dict[str, Any]) -> Any:
+        def answer(asked: Asked) -> Reply:
+            name = asked.target.rpartition("/")[2]
+            found = [each for each in forms if name in (each["name"], each["id"])]
+            if name == "templates":
+                return 200, {}, {"items": list(forms)}
+            return (
+                (200, {}, {"items": found})
+                if found
+                else (404, {}, {"code": "not_found", "message": "none"})
+            )
+
+        return answer
+
+    @pytest.mark.parametrize(
+        ("ready", "shares", "expected"), [(True, False, B), (True, True, ""), (False, True, B)]
+    )
+    async def test_a_template_is_used_on_its_node_unless_it_is_shared(
+        self, ready: bool, shares: bool, expected: str, tmp_path: Path
+    ) -> None:
+        config = {"snapshot_store": "s3://x"} if shares else {}
+        answers = {A: self.answering(), B: self.answering(self.form(B, is_ready=ready))}
+        async with scene_of(tmp_path, config, **answers) as scene:
+            templates = self.scene_templates(scene)
+            assert expected == await templates.source("web", Caller("ann", USER))
+            assert await templates.source("none", Caller("ann", USER)) is None
+            assert await templates.source("default", Caller("ann", USER)) is None
+            assert await templates.source("No Name", Caller("ann", USER)) is None
+            assert B == (await templates.at("web", Caller("ann", USER))).tag
+
+    async def test_ones_own_come_before_public_ones_and_ready_before_newer(
+        self, tmp_path: Path
+    ) -> None:
+        public = self.form(A, owner="bob", updated_at=9.0)
+        old, new = self.form(B, updated_at=2.0), self.form(B, updated_at=3.0, is_ready=False)
+        new["id"] = f"tpl-0190b5a4-0000-7000-8001-{B}0000"
+        answers = {A: self.answering(public), B: self.answering(new, old)}
+        async with scene_of(tmp_path, **answers) as scene:
+            templates = self.scene_templates(scene)
+            found = await templates._forms("web", Caller("ann", USER), "")
+            assert [old["id"], new["id"]] == [each["id"] for each in found]
+            theirs = await templates._forms("web", Caller("root", ADMIN), "bob")
+            assert [public["id"]] == [each["id"] for each in theirs]
+            asked = scene.there[A].asked[-1]
+            whose = gateways.unseal(
+                SECRET, asked.headers[gateways.HEADER], "GET", b"/v1/templates/web"
+            )
+            assert whose is not None
+            assert ("bob", USER) == (whose.client, whose.scope)
+
+    async def test_a_template_of_a_lost_node_is_lost(self, tmp_path: Path) -> None:
+        from ringfence.errors import SandboxLost
+
+        async with scene_of(tmp_path, **{A: self.answering(), B: self.answering()}) as scene:
+            templates = self.scene_templates(scene)
+            name = self.form(B)["id"]
+            assert B == (await templates.at(name, Caller("ann", USER))).tag
+            scene.lose(B)
+            with pytest.raises(SandboxLost):
+                await templates.at(name, Caller("ann", USER))
