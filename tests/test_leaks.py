@@ -66,6 +66,20 @@ def test_what_the_neighbour_leaves_is_the_neighbours(
     assert [str(tmp_path / "ringfence-ours")] == _paths_below(tmp_path, before)
 
 
+def test_what_is_named_after_a_namespace_outside_is_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = take_census()
+    inner, outer = (tmp_path / f"ringfence.1.1.402653{n}.native-1" for n in (1837, 1836))
+    inner.mkdir()
+    outer.mkdir()
+
+    assert sorted(map(str, (inner, outer))) == _paths_below(tmp_path, before)
+    monkeypatch.setenv("RINGFENCE_TEST_OUTSIDE", "4026531836")
+    assert [str(inner)] == _paths_below(tmp_path, before)
+
+
 def _paths_below(directory: Path, before: Census) -> list[str]:
     """What grew there; elsewhere on the machine others may be at work."""
     grown = wait_for_calm(before, patience_s=0.1)

@@ -13,7 +13,7 @@ import threading
 import httpx
 import pytest
 
-from ringfence.bench.flooding import Wire
+from ringfence.bench.attacker import Wire
 from tests.api.conftest import Daemon
 
 pytestmark = pytest.mark.anyone
