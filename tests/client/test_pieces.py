@@ -497,7 +497,8 @@ def test_a_cell_is_begun_once_and_each_of_its_events_comes_once(
             lines(
                 start, piece(1, "stdout", text="a"), piece(2, "input", prompt="p"), is_broken=True
             ),
-            *[lines(start, is_broken=True)] * 2,
+            lines(start, is_broken=True),
+            lines(start),
             lines(
                 start, piece(3, "stderr", text="b"), piece(4, "dropped", bytes=7), is_broken=True
             ),

@@ -429,6 +429,15 @@ async def test_a_fork_has_the_notes_and_files_and_a_life_and_key_of_its_own(
     assert 0 == len(here.backend.saved)
 
 
+async def test_a_fork_by_an_administrator_is_the_owners(here: Here, ann: Client) -> None:
+    live, admin = await ann.create(), Client(here, "ops", "admin")
+    [made] = (await admin("POST", f"/sandboxes/{live.sandbox_id}/fork", {})).json()
+    fork = here.manager.index.find(made["sandbox"]["sandboxID"])
+    assert fork is not None
+    assert live.client_id == fork.client_id
+    assert 0 == len(here.backend.saved)
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [({}, 200), ({"start": "1", "end": "2"}, 200), ({"start": "x"}, 400), ({"end": "1" * 12}, 400)],

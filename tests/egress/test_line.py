@@ -175,6 +175,52 @@ def test_a_process_that_lived_long_enough_may_end_as_often_again(
     assert not line._answers
 
 
+def test_a_second_turn_that_fails_leaves_the_first(line: Line) -> None:
+    """Its descriptors are kept for the next process, and given back in the end."""
+    _, fds = sockets()
+    line.serve(a_body("sbx-1"), fds)
+    before = line.served("sbx-1")
+    _, again = sockets()
+    again += [os.dup(again[0]) for _ in range(300)]
+    with pytest.raises(OSError, match="Invalid argument"):
+        line.serve(a_body("sbx-1"), again)  # more than a message may have
+    assert before is line.served("sbx-1") is not None
+    for fd in again:
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(fd)
+    line.settle("sbx-1")
+    line.drop("sbx-1")
+    for fd in fds:
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(fd)
+
+
+def test_what_is_asked_of_a_process_that_ends_is_answered_when_the_next_one_knows(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer before that would call in force what nobody enforces."""
+    before, known = line.pid, list[int]()
+
+    def pause(_: float) -> None:
+        asking.join(0.2)
+        assert [] == known
+
+    def ask() -> None:
+        line.flush()
+        known.append(line.pid)
+
+    monkeypatch.setattr(line_module, "sleep", pause)
+    line._short_lives = 1
+    os.kill(before, signal.SIGSTOP)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not line._answers:
+        os.sched_yield()
+    os.kill(before, signal.SIGKILL)
+    asking.join()
+    assert [line.pid] == known != [before]
+
+
 def test_an_answer_is_waited_for_once_and_comes_whole(line: Line) -> None:
     """What goes on in a sandbox comes in several messages."""
     answer = _Answer()

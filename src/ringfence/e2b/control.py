@@ -375,6 +375,7 @@ async def fork(call: Call) -> Response:
             timeout_s=timeout,
             auto_pause=live.timeouts.on_expiry == SUSPEND,
             snapshot_id=snapshot_id,
+            client_id=live.client_id,
         )
 
     def make_all() -> list[dict[str, Any]]:

@@ -70,8 +70,13 @@ def create(
     auto_pause: bool,
     snapshot_id: str | None = None,
     key: str = "",
+    client_id: str = "",
 ) -> Live:
-    """Create a sandbox that ends, or is paused, `timeout_s` from now, used or not."""
+    """Create a sandbox that ends, or is paused, `timeout_s` from now, used or not.
+
+    Args:
+        client_id: Whose it is; the caller's own by default.
+    """
     spec = tiered(service, replace(spec, id=None, ttl_s=max(_SHORTEST_S, timeout_s)))
     judge, most = service.permissions.judge, service.permissions.most.limits.idle_timeout_s
     unused_s = None if caller.is_admin else most
@@ -88,7 +93,7 @@ def create(
     lease = service.manager.acquire(
         judged(service, caller, spec),
         judge(caller, options),
-        client_id=caller.client,
+        client_id=client_id or caller.client,
         most=caller.max_sandboxes,
     )
     live = service.manager.index.find(lease.id)

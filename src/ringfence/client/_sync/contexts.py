@@ -136,6 +136,7 @@ class RemoteContext(Context):
                         yield event
                 if cell.is_done:
                     return
+                raise ServerUnreachable("the events of the cell broke off")
             except ServerUnreachable:
                 failures += 1
                 if cell.is_done:

@@ -75,13 +75,16 @@ class Line:
         """
         served = Served(body, fds, is_move=is_move)
         with self._lock:
+            before = self._served.get(body["id"])
             try:
                 self._check()
-                before = self._served.get(body["id"])
                 self._served[body["id"]] = served
                 self._send("serve", body, fds)
             except BaseException:
-                self._served.pop(body["id"], None)
+                if before is None:
+                    self._served.pop(body["id"], None)
+                else:
+                    self._served[body["id"]] = before
                 served.close()
                 raise
         if before is not None:
@@ -311,8 +314,6 @@ class Line:
         _end(pid)
         with self._lock:
             sock.close()
-            for answer in self._answers.values():
-                answer.set({})
             if self._is_closing:
                 self._forget_all()
                 return False
@@ -353,6 +354,8 @@ class Line:
     def _forget_all(self) -> None:
         for served in self._served.values():
             served.close()
+        for answer in self._answers.values():
+            answer.set({})
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:
