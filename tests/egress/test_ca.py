@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import os
 import ssl
 import subprocess
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringfence.egress.refused import Refused
 from ringfence.egress.tls import ca
@@ -16,6 +21,8 @@ from ringfence.egress.tls.ca import Authority
 from tests.features import require
 
 pytestmark = pytest.mark.anyone
+
+Extension = TypeVar("Extension", bound=x509.ExtensionType)
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> ssl.SSLObject:
@@ -169,3 +176,98 @@ def test_old_versions_are_refused() -> None:
 
     with pytest.raises(ssl.SSLError):
         handshake(authority.context("a.test"), client, "a.test")
+
+
+def extension(certificate: x509.Certificate, kind: type[Extension]) -> x509.Extension[Extension]:
+    return certificate.extensions.get_extension_for_class(kind)
+
+
+def test_the_authority_signs_no_other_authority_and_for_no_address() -> None:
+    made = x509.load_pem_x509_certificate(Authority.create(["*.a.test", "b.test"]).certificate.encode())
+
+    basic = extension(made, x509.BasicConstraints)
+    assert (True, True, 0) == (basic.critical, basic.value.ca, basic.value.path_length)
+    names = extension(made, x509.NameConstraints)
+    assert names.critical
+    assert ["a.test", "b.test"] == [each.value for each in names.value.permitted_subtrees or ()]
+    assert ["0.0.0.0/0", "::/0"] == [str(e.value) for e in names.value.excluded_subtrees or ()]
+    usage = extension(made, x509.KeyUsage)
+    assert usage.critical
+    assert (True, False, False) == (
+        usage.value.key_cert_sign,
+        usage.value.crl_sign,
+        usage.value.digital_signature,
+    )
+    assert datetime.timedelta(days=300) < made.not_valid_after_utc - made.not_valid_before_utc
+
+
+def test_a_leaf_is_for_a_server_alone_and_has_another_key() -> None:
+    authority = Authority.create(["a.test"])
+    made = x509.load_pem_x509_certificate(authority.certificate.encode())
+    leaf = x509.load_pem_x509_certificate(authority.leaf("a.test"))
+
+    basic = extension(leaf, x509.BasicConstraints)
+    assert (True, False) == (basic.critical, basic.value.ca)
+    assert [ExtendedKeyUsageOID.SERVER_AUTH] == list(extension(leaf, x509.ExtendedKeyUsage).value)
+    usage = extension(leaf, x509.KeyUsage).value
+    assert (True, False) == (usage.digital_signature, usage.key_cert_sign)
+    assert made.public_key() != leaf.public_key()
+    assert made.serial_number != leaf.serial_number
+
+
+def test_a_clock_inside_may_be_a_little_behind() -> None:
+    authority = Authority.create(["a.test"])
+    earlier = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=50)
+
+    for made in (authority.certificate.encode(), authority.leaf("a.test")):
+        assert x509.load_pem_x509_certificate(made).not_valid_before_utc < earlier
+
+
+def test_two_authorities_are_told_apart_by_name() -> None:
+    one, other = (Authority.create(["a.test"]) for _ in range(2))
+
+    assert repr(one) != repr(other)
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_a_name_that_fits_is_the_common_name_too(length: int) -> None:
+    host = ("a" * 59 + ".test").rjust(length, "b")
+    leaf = x509.load_pem_x509_certificate(Authority.create([host]).leaf(host))
+
+    names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    assert ([host] if length <= 64 else []) == [each.value for each in names]
+    assert leaf.subject.rdns
+
+
+def test_no_session_is_kept_for_a_client() -> None:
+    context = Authority.create(["a.test"]).context("a.test")
+
+    assert 0 == context.num_tickets
+    assert context.options & ssl.OP_NO_TICKET
+
+
+def test_who_is_asked_again_costs_nobody_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ca, "_MOST_LEAVES", 3)
+    authority = Authority.create(["*.test"])
+    made = [authority.context(f"{name}.test") for name in "abc"]
+
+    authority.context("a.test")
+    assert made == [authority.context(f"{name}.test") for name in "abc"]
+    authority.context("d.test")
+    assert made[1:] == [authority.context(f"{name}.test") for name in "bc"]
+
+
+def test_no_descriptor_is_left_of_a_certificate() -> None:
+    authority = Authority.create(["*.test"])
+    before = os.listdir("/proc/self/fd")
+    authority.context("a.test")
+
+    assert before == os.listdir("/proc/self/fd")
+
+
+def test_a_key_of_another_kind_is_refused() -> None:
+    key = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with pytest.raises(TypeError, match="elliptic"):
+        Authority.load(Authority.create(["a.test"]).certificate, key.decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import pytest
 
 from ringfence.egress.http.site import Site
 from ringfence.egress.io.loop import sleep
+from ringfence.egress.io.streams import SocketStream
+from ringfence.egress.refused import Refused
 from ringfence.egress.tls import terminate
 from ringfence.egress.tls.ca import Authority
 from ringfence.egress.tls.hello import Hello
@@ -382,6 +385,140 @@ class TestServers:
 
         assert "the server closed the connection" in outcome.reason
         assert b"<" in outcome.received  # the client's connection broke
+
+
+def hello_and(end: Callable[[Stream], Awaitable[None]]) -> Callable[[Outcome], Script]:
+    """A client that begins a handshake, and then ends in a way of its own."""
+
+    def make(outcome: Outcome) -> Script:
+        async def talk(stream: Stream) -> None:
+            await stream.write(of_this_library("a.test"))
+            await end(stream)
+            outcome.received = await all_of(stream)
+            stream.close()
+
+        return talk
+
+    return make
+
+
+async def _after_a_while(stream: Stream) -> None:
+    await stream.write(b"more that nobody reads")
+    await sleep(0.05)
+
+
+def resets(_outcome: Outcome) -> Script:
+    """A client that begins a handshake, and is gone."""
+
+    async def talk(stream: Stream) -> None:
+        await stream.write(of_this_library("a.test"))
+        await stream.read(1 << 16)
+        stream.abort()
+
+    return talk
+
+
+def test_an_alert_arrives_though_the_client_said_more() -> None:
+    """A connection that is closed with bytes unread takes back what was sent."""
+    late = Authority.create(["b.test"])
+    for middle, told in (
+        (through(authority=late), 49),
+        (through(hello=Hello("a.test", ("h2",), False, 0)), 120),
+    ):
+        outcome = play(hello_and(_after_a_while), server(), site(), middle)
+        assert terminate.alert(told) == outcome.received
+
+
+def test_one_that_hangs_up_is_said_not_to_accept_the_certificate() -> None:
+    """Some programs tell nothing when they distrust."""
+
+    async def hangs_up(stream: Stream) -> None:
+        await stream.read(1 << 16)
+        await stream.end()
+
+    outcome = play(hello_and(hangs_up), server(), site(), through())
+
+    assert "does not accept the certificate that this sandbox has for a.test" in outcome.reason
+    assert "(the client closed the connection)" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "disbelieves"),
+    [
+        ("TLSV1_ALERT_UNKNOWN_CA", True), ("SSLV3_ALERT_BAD_CERTIFICATE", True),
+        ("SSLV3_ALERT_CERTIFICATE_UNKNOWN", True), ("TLSV1_ALERT_ACCESS_DENIED", True),
+        ("UNEXPECTED_EOF_WHILE_READING", True), ("NO_SHARED_CIPHER", False), ("", False),
+    ],
+)  # fmt: skip
+def test_of_what_a_client_complains(reason: str, disbelieves: bool) -> None:
+    error = ssl.SSLError(1, reason)
+    error.reason = reason
+
+    refused = terminate._no_agreement(error, site())
+
+    assert disbelieves == ("does not accept the certificate" in refused.reason)
+    assert 403 == refused.status
+
+
+def test_the_time_to_reach_a_server_is_what_its_handshake_may_take() -> None:
+    def silent(_outcome: Outcome) -> Script:
+        async def serve(stream: Stream) -> None:
+            await all_of(stream)
+            stream.close()
+
+        return serve
+
+    limits = NetworkLimits(header_s=60, idle_s=60, connect_s=0.1)
+    began = time.monotonic()
+    outcome = play(client(head()), silent, site(limits=limits), through())
+
+    assert "in time" in outcome.reason
+    assert time.monotonic() - began < 30
+
+
+def test_streams_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a handshake ends, on either side."""
+    made: list[SocketStream] = []
+    plain = SocketStream.__init__
+
+    def noting(self: SocketStream, *args: object) -> None:
+        plain(self, *args)  # type: ignore[arg-type]
+        made.append(self)
+
+    def plainly(data: bytes, *, resets: bool = False) -> Callable[[Outcome], Script]:
+        def make(_outcome: Outcome) -> Script:
+            async def serve(stream: Stream) -> None:
+                await stream.read(1 << 16)
+                if resets:
+                    stream.abort()
+                    return
+                await stream.write(data)
+                await all_of(stream)
+                stream.close()
+
+            return serve
+
+        return make
+
+    monkeypatch.setattr(SocketStream, "__init__", noting)
+    other = Authority.create(["a.test"])
+    quick = NetworkLimits(header_s=60, idle_s=60, connect_s=0.1)
+    errors = [
+        play(client(head()), server(), site(), through()).error,
+        play(resets, server(), site(), through()).error,
+        play(client(head(), trusting(other)), server(), site(), through()).error,
+        play(client(head()), server(), site(), through(authority=Authority.create([]))).error,
+        play(client(head()), server(authority=other), site(), through()).error,
+        play(client(head()), plainly(ANSWER), site(), through()).error,
+        play(client(head()), plainly(b"", resets=True), site(), through()).error,
+        play(client(head()), plainly(b""), site(limits=quick), through()).error,
+    ]
+
+    assert [None, OSError, *[Refused] * 6] == [
+        each if each is None else OSError if isinstance(each, OSError) else type(each)
+        for each in errors
+    ]
+    assert all(-1 == stream.socket.fileno() for stream in made)
 
 
 def test_no_error_shows_the_secret() -> None:

@@ -502,6 +502,67 @@ class TestRequests:
         assert set(found) <= set(carrying)
 
 
+    def test_a_path_that_cannot_be_read_is_refused_whatever_a_rule_without_paths_allows(
+        self,
+    ) -> None:
+        rules = Judge(NetworkPolicy(rules=(
+            NetworkRule("a.com", methods=("GET",)),
+            NetworkRule("a.com", methods=("POST",), paths=("/new",)),
+        )))  # fmt: skip
+
+        assert rules.http_allowed("a.com", 443, "GET", "/x")
+        for target in ("/a//b", "/a/../b", "/a;b", "/a%2fb"):
+            refused = rules.http_allowed("a.com", 443, "GET", target)
+            assert not refused
+            assert repr(target) in refused.reason
+            assert "" == refused.rule
+
+    def test_a_deny_of_a_path_takes_that_path_away_and_no_other(self) -> None:
+        rules = Judge(NetworkPolicy(rules=(
+            NetworkRule("a.com"),
+            NetworkRule("a.com", "443", "deny", methods=("GET",), paths=("/Shut/*",)),
+        )))  # fmt: skip
+
+        assert rules.http_allowed("a.com", 443, "GET", "/open")
+        assert rules.http_allowed("a.com", 443, "POST", "/shut/x")
+        assert rules.http_allowed("a.com", 80, "GET", "/shut/x")
+        for target in ("/Shut/x", "/shut/x", "/SHUT/", "/%73hut/x"):
+            refused = rules.http_allowed("a.com", 443, "GET", target)
+            assert not refused
+            assert refused.reason.startswith("denied by !a.com")
+        # It is a request that decides: so it is read, and what could change it is not let through.
+        assert rules.is_conditional("a.com", 443)
+        assert rules.terminates("a.com", 443)
+        assert not rules.is_conditional("a.com", 80)
+        assert rules.name_allowed("a.com", 443)
+
+    def test_of_two_credentials_that_say_as_much_it_is_always_the_same_one(self) -> None:
+        rules = [NetworkRule("a.com", credential=Credential(name)) for name in ("B", "A", "C")]
+
+        for given_ in (rules, rules[::-1], rules[1:] + rules[:1]):
+            assert (Credential("A"),) == Judge(NetworkPolicy(rules=tuple(given_))).credentials(
+                "a.com", 443, "GET", "/"
+            )
+
+
+def test_the_ports_that_several_denies_leave_are_none_or_some() -> None:
+    """Whatever the order of their text."""
+    assert not judge("a.com:9-20", "!a.com:10-20", "!a.com:9").name_allowed("a.com")
+    assert judge("a.com:9-21", "!a.com:10-20", "!a.com:9").name_allowed("a.com")
+    assert judge("a.com:8-20", "!a.com:10-20", "!a.com:9").name_allowed("a.com")
+    learning = Judge(NetworkPolicy.parse("!a.com:2-65535,!a.com:1,b.com", learn=True))
+    assert not learning.name_allowed("a.com")
+    assert "a.com is denied by !a.com" in learning.name_allowed("a.com").reason
+
+
+def test_of_an_address_that_holds_two_each_is_judged() -> None:
+    """Teredo's server, and its client with every bit flipped."""
+    for inside in ("2001:0:cb00:7109::", "2001:0:808:808:0:0:34ff:8ef6"):
+        rules = judge(inside, "!203.0.113.9")
+        assert not rules.literal_allowed(inside, 80)
+        assert judge(inside, "!203.0.113.10").literal_allowed(inside, 80)
+
+
 def test_an_unrestricted_policy_is_not_judged() -> None:
     with pytest.raises(ValueError):
         Judge(NetworkPolicy.unrestricted())
