@@ -160,6 +160,25 @@ def test_what_is_listed_may_be_reached(listed: str, wanted: str, is_open: bool) 
     assert is_open == (HostNetworks([listed]).opened(_policy(wanted), OWN) is None)
 
 
+def test_what_becomes_the_host_s_address_on_the_way_is_listed_by_itself() -> None:
+    inside = "64:ff9b::cb00:7105"  # 203.0.113.5, through a translator
+
+    assert HostNetworks(["203.0.113.5"]).opened(_policy("203.0.113.5"), OWN) is None
+    assert ("allowed_hosts[0]", f"{inside} (the server's own address)") == HostNetworks(
+        ["203.0.113.5"]
+    ).opened(_policy(inside), OWN)
+    assert HostNetworks([inside]).opened(_policy(inside), OWN) is None
+
+
+def test_a_rule_that_is_about_requests_opens_the_host_too() -> None:
+    policy = NetworkPolicy(
+        rules=(NetworkRule("a.com"), NetworkRule("localhost", "80", methods=("GET",)))
+    )
+
+    assert ("rules[1].host", "localhost (loopback)") == HostNetworks().opened(policy, OWN)
+    assert HostNetworks(["localhost:80"]).opened(policy, OWN) is None
+
+
 def test_a_list_is_of_rules_that_allow() -> None:
     for wrong in ("!10.0.0.0/8", "127.1", "0x7f.1", "2130706433", "017700000001", "fe80::1%eth0"):
         with pytest.raises(InvalidRequest, match=r".") as refused:

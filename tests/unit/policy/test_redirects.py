@@ -247,3 +247,19 @@ def test_a_policy_that_learns_lets_names_and_addresses_through_on_every_port(lea
         address = ip_network(network)[1 << 8]
         assert learn == taken(plan.others, address, 22), network
         assert (learn or network in redirects.SYNTHETIC) == routed(plan, address), network
+
+
+def test_a_rule_about_the_addresses_of_names_takes_no_port_from_names() -> None:
+    made = redirects_of(NetworkPolicy.parse("a.test:443,198.18.0.0/15:80"))
+
+    ports = {(each.first, each.last) for each in made.others if "198.18.0.0/15" == each.network}
+    assert {(80, 80), (443, 443)} == ports
+
+
+def test_without_a_rule_for_names_no_port_leads_to_one() -> None:
+    """Also where there are too many ports for a redirect each."""
+    for count in (1, 70):
+        ports = ",".join(str(2 * n + 1) for n in range(count))
+        made = redirects_of(NetworkPolicy.parse(f"203.0.113.0/24:{ports}"))
+
+        assert {"203.0.113.0/24", "198.18.0.1/32"} == {each.network for each in made.others}
