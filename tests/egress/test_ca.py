@@ -183,7 +183,9 @@ def extension(certificate: x509.Certificate, kind: type[Extension]) -> x509.Exte
 
 
 def test_the_authority_signs_no_other_authority_and_for_no_address() -> None:
-    made = x509.load_pem_x509_certificate(Authority.create(["*.a.test", "b.test"]).certificate.encode())
+    made = x509.load_pem_x509_certificate(
+        Authority.create(["*.a.test", "b.test"]).certificate.encode()
+    )
 
     basic = extension(made, x509.BasicConstraints)
     assert (True, True, 0) == (basic.critical, basic.value.ca, basic.value.path_length)

@@ -30,7 +30,7 @@ def result_of(function: Callable[[], Any]) -> Any:
 def _answer(function: Callable[[], Any], writing: int) -> None:
     try:
         said = json.dumps(["", function()])
-    except BaseException:
+    except BaseException:  # noqa: BLE001  it is told to who waits
         said = json.dumps([traceback.format_exc(), None])
     os.write(writing, said.encode())
     os._exit(0)

@@ -6,9 +6,9 @@ import os
 import struct
 
 import pytest
+from tests.unit.linux.child import alone, result_of, status_of
 
 from ringfence.linux import namespaces, privileges
-from tests.unit.linux.child import alone, result_of, status_of
 
 KEPT = privileges.CAP_KILL | 1 << 38  # one in each half of a mask
 

@@ -8,11 +8,11 @@ import socket
 from typing import Any
 
 import pytest
+from tests.unit.linux.child import alone, result_of
 
 from ringfence.launcher import build
 from ringfence.linux import namespaces, netlink, nftables, routes, rtnetlink
 from ringfence.linux.destination import destination, packed, shown
-from tests.unit.linux.child import alone, result_of
 
 _PORT = 1021
 _NAMES, _NAMES6 = ("198.18.0.0", 15), ("2001:2::", 48)
@@ -147,7 +147,11 @@ class Turned:
             return f"{shown(address)} {to}"
 
 
-_LOOPBACK = [turn("127.0.0.53", 32, 53, 53), turn("127.0.0.1", 32, 8000, 8002), turn("::1", 128, 8000, 8002)]
+_LOOPBACK = [
+    turn("127.0.0.53", 32, 53, 53),
+    turn("127.0.0.1", 32, 8000, 8002),
+    turn("::1", 128, 8000, 8002),
+]
 _OTHERS = [
     turn("198.18.0.0", 15, 443, 443), turn("2001:2::", 48, 443, 443),
     turn("198.18.0.0", 15, 90, 95), turn("0.0.0.0", 0, 22, 22), turn("::", 0, 22, 22),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfence.linux import libc, mappings, namespaces, tracing
+from ringfence.linux import cdata, libc, mappings, namespaces, tracing
 from ringfence.linux.tracing import Thread
 
 if "x86_64" != os.uname().machine:
@@ -156,7 +156,7 @@ def test_a_copy_that_cannot_be_made_is_told(pid: int, at: int) -> None:
 def test_pages_of_its_own_are_those_that_were_written() -> None:
     size = 3 * mmap.PAGESIZE
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        start = mappings.cdata.addressof(mappings.cdata.c_ulong.from_buffer(memory))  # type: ignore[attr-defined]
+        start = cdata.addressof(cdata.c_ulong.from_buffer(memory))
         assert not _covers(start, size)
         memory[mmap.PAGESIZE] = 7
         assert _covers(start + mmap.PAGESIZE, mmap.PAGESIZE)
@@ -172,7 +172,7 @@ def _covers(start: int, size: int) -> bool:
 
 
 def test_code_is_run_and_cannot_be_written(at: int) -> None:
-    run = mappings.cdata.function_at(mappings.map_code(b"\xb8\x2a\0\0\0\xc3"), mappings.cdata.c_int)
+    run = cdata.function_at(mappings.map_code(b"\xb8\x2a\0\0\0\xc3"), cdata.c_int)
     assert 42 == run()
     with open("/proc/self/maps", encoding="ascii") as file:
         assert f"{at:x}-{at + mmap.PAGESIZE:x} r-xp" in file.read()

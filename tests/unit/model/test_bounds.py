@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from ringfence.errors import InvalidRequest
-from ringfence.model.acquire import AcquireOptions, AttachRequest, RequiredCapabilities, check_client
+from ringfence.model.acquire import (
+    AcquireOptions,
+    AttachRequest,
+    RequiredCapabilities,
+    check_client,
+)
 from ringfence.model.base import checks, ids
 from ringfence.model.client_session import SessionTimeouts
 from ringfence.model.create import CreateRequest
@@ -48,7 +53,13 @@ def execution(**fields: Any) -> ExecutionRequest:
 def execution_config(**fields: Any) -> ExecutionConfig:
     wide = {"max_timeout_secs": _YEAR_S, "max_memory_mb": 2**26, "max_cpus": 8192}
     return ExecutionConfig(
-        **{**wide, "default_timeout_secs": 0.001, "default_memory_mb": 1, "default_cpus": 0.001, **fields}
+        **{
+            **wide,
+            "default_timeout_secs": 0.001,
+            "default_memory_mb": 1,
+            "default_cpus": 0.001,
+            **fields,
+        }
     )
 
 
@@ -99,10 +110,11 @@ NUMBERS: list[tuple[Callable[..., Any], str, float, float]] = [
     ("made", "name", "low", "high"), NUMBERS, ids=[f"{m.__name__}.{n}" for m, n, *_ in NUMBERS]
 )
 def test_numbers(made: Callable[..., Any], name: str, low: float, high: float) -> None:
-    for value in (low, high):
-        assert value == kept(made, name, value)
+    for taken in (low, high):
+        assert taken == kept(made, name, taken)
     step = 0.0005 if isinstance(low, float) else 1
-    for value in (low - step, high + step, True, "x", [1], float("nan")):
+    refused: tuple[Any, ...] = (low - step, high + step, True, "x", [1], float("nan"))
+    for value in refused:
         with pytest.raises(InvalidRequest) as told:
             made(**{name: value})
         assert name == told.value.field
@@ -121,13 +133,16 @@ TEXTS: list[tuple[Callable[[Any], Any], str, str, tuple[str, ...]]] = [
     (lambda v: SandboxSpec(id=v), "id", _A * 63, (_A * 64, "-a", "a-", "A", "a_b", "a/b", "")),
     (lambda v: SandboxSpec(profile=v), "profile", _A * 63, (_A * 64, "-a", ".a", "A", "a/b", "")),
     (lambda v: SandboxSpec(template=v), "template", _A * 63, (_A * 64, "..", "a/b", "")),
-    (lambda v: SandboxSpec(template=v), "template", "sha256:" + _DIGEST, (f"sha256:{_DIGEST[1:]}", f"sha256:{_DIGEST}0")),
+    (lambda v: SandboxSpec(template=v), "template", "sha256:" + _DIGEST,
+     (f"sha256:{_DIGEST[1:]}", f"sha256:{_DIGEST}0")),
     (lambda v: SandboxSpec(image=v), "image", _A * 1000, (_A * 1001, "", "a\0b")),
     (lambda v: SandboxSpec(user=v), "user", _A * 32, (_A * 33, "-a", "1a", "a b", "")),
     (lambda v: SandboxSpec(user=v), "user", str(2**32 - 2), (str(2**32 - 1), str(2**40))),
-    (lambda v: SandboxSpec(workdir=v), "workdir", "/" + "/".join([_A * 255] * 15), ("/" + _A * 256, "a", "/a/../b", "~", "")),
+    (lambda v: SandboxSpec(workdir=v), "workdir", "/" + "/".join([_A * 255] * 15),
+     ("/" + _A * 256, "a", "/a/../b", "~", "")),
     (lambda v: SandboxSpec(memory_dir=v), "memory_dir", "/a", ("a", "./a", "~/a", "", "/" + _A * 256)),
-    (lambda v: SandboxSpec(deny=(v,)), "deny[0]", "/a/b", ("/", "/proc", "/proc/x", "/dev/x", "/etc", "/lib64", "a", "/mnt")),
+    (lambda v: SandboxSpec(deny=(v,)), "deny[0]", "/a/b",
+     ("/", "/proc", "/proc/x", "/dev/x", "/etc", "/lib64", "a", "/mnt")),
     (lambda v: SandboxSpec(protect=(v,)), "protect[0]", "/a/b", ("a/../b", "@nothing", "")),
     (lambda v: SandboxSpec(allow_degraded=(v,)), "allow_degraded[0]", "namespaces", ("seccomp", "", "**")),
     (lambda v: request(cwd=v), "cwd", "a/../b", ("", "a\0b", _A * 256)),
@@ -139,26 +154,30 @@ TEXTS: list[tuple[Callable[[Any], Any], str, str, tuple[str, ...]]] = [
     (lambda v: AcquireOptions(preferred_id=v), "preferred_id", _A * 63, (_A * 64, "../a", "")),
     (lambda v: AcquireOptions(snapshot_id=v), "snapshot_id", _A * 63, (_A * 64, "../a", "")),
     (lambda v: AcquireOptions(preferred_backend=v), "preferred_backend", _A * 63, (_A * 64, "A")),
-    (lambda v: AttachRequest(v), "sandbox_id", _A * 63, (_A * 64, "../a", "")),
+    (AttachRequest, "sandbox_id", _A * 63, (_A * 64, "../a", "")),
     (lambda v: AttachRequest("a", v), "client_id", "é" * 255, (_A * 256, "a\n")),
     (check_client, "client_id", _A * 255, (_A * 256, "", "a\x1b")),
     (lambda v: RequiredCapabilities(readable_paths=(v,)), "readable_paths[0]", "/a", ("a", "/..", "")),
     (lambda v: RequiredCapabilities(writable_paths=("/b", v)), "writable_paths[1]", "/a", ("a", "/..", "")),
-    (lambda v: TemplateRequest(v), "name", _A * 63, (_A * 64, "default", "A", "../a", "")),
+    (TemplateRequest, "name", _A * 63, (_A * 64, "default", "A", "../a", "")),
     (lambda v: template(backend=v), "backend", _A * 63, (_A * 64, "A")),
-    (lambda v: TemplateStep(copy=v, to="/a"), "copy", _DIGEST, (_DIGEST[1:], _DIGEST + "0", _DIGEST.upper(), "g" * 64)),
+    (lambda v: TemplateStep(copy=v, to="/a"), "copy", _DIGEST,
+     (_DIGEST[1:], _DIGEST + "0", _DIGEST.upper(), "g" * 64)),
     (lambda v: TemplateStep(copy=_DIGEST, to=v), "to", "/a/..b", ("", "/a/..", "../a")),
     (lambda v: TemplateStep(copy=_DIGEST, to="/a", source=v), "source", "a/b..", ("/a", "a/../b", "..")),
     (lambda v: TemplateStep(copy=_DIGEST, to="/a", mode=v), "mode", "0755", ("07555", "8", "rwx")),
     (lambda v: TemplateStep(workdir=v), "workdir", "/a", ("a", "/..")),
     (lambda v: TemplateStep(pip_install=("b", v)), "pip_install[1]", "a>=2", ("", " ", "-r", " --index-url=x")),
-    (lambda v: Mount(v), "target", "/usr/x", ("/", "/usr", "/etc", "/bin", "/lib", "/lib64", "/proc", "/sys/x", "/dev", "/mnt", "/mnt/session", "a")),
+    (Mount, "target", "/usr/x",
+     ("/", "/usr", "/etc", "/bin", "/lib", "/lib64", "/proc", "/sys/x", "/dev", "/mnt", "/mnt/session", "a")),
     (lambda v: Mount("/a", v), "source", "/a/../b", ("/", "//", "/./", ".", "./", "a/../b", "..")),
     (lambda v: Mount("/a", access=v), "access", "rw", ("r", "RW", "")),
     (lambda v: Mount("/a", protect=(v,)), "protect[0]", "a/b", ("/a", ".", "", "a/..", "@nothing")),
     (lambda v: execution_config(work_dir=v), "work_dir", "/a", ("a", "/..", "")),
-    (lambda v: execution_config(denied_paths=(v,)), "denied_paths[0]", "/home/sandboxed", ("/home", "/home/sandbox", "/", "a")),
-    (lambda v: execution_config(strong_runtime={"memory_mb": v}), "strong_runtime.memory_mb", "67108864", ("67108865", "0", "1.5", "x")),
+    (lambda v: execution_config(denied_paths=(v,)), "denied_paths[0]", "/home/sandboxed",
+     ("/home", "/home/sandbox", "/", "a")),
+    (lambda v: execution_config(strong_runtime={"memory_mb": v}), "strong_runtime.memory_mb", "67108864",
+     ("67108865", "0", "1.5", "x")),
     (lambda v: execution_config(strong_runtime={"cpus": v}), "strong_runtime.cpus", "8192", ("8193", "0", "x")),
     (lambda v: execution_config(strong_runtime={"vm_kernel": v}), "strong_runtime.vm_kernel", "/a", ("a", "")),
     (lambda v: execution(command=v), "command", _A, ("", " ", "a\0")),
@@ -170,9 +189,7 @@ TEXTS: list[tuple[Callable[[Any], Any], str, str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("made", "field", "last", "others"), TEXTS, ids=range(len(TEXTS)))
-def test_texts(
-    made: Callable[[Any], Any], field: str, last: str, others: tuple[str, ...]
-) -> None:
+def test_texts(made: Callable[[Any], Any], field: str, last: str, others: tuple[str, ...]) -> None:
     made(last)
     for other in others:
         with pytest.raises(InvalidRequest) as told:
@@ -220,14 +237,16 @@ def _arguments(count: int) -> ExecutionRequest:
 
 def _paths(name: str) -> Callable[[int], Any]:
     def made(count: int) -> Any:
-        return SandboxSpec(**{name: tuple(f"/a/{n}" for n in range(count))})
+        fields: dict[str, Any] = {name: tuple(f"/a/{n}" for n in range(count))}
+        return SandboxSpec(**fields)
 
     return made
 
 
 def _required(name: str) -> Callable[[int], Any]:
     def made(count: int) -> Any:
-        return RequiredCapabilities(**{name: ("/a",) * count})
+        fields: dict[str, Any] = {name: ("/a",) * count}
+        return RequiredCapabilities(**fields)
 
     return made
 
@@ -282,7 +301,7 @@ def test_counts(made: Callable[[int], Any], most: int, field: str) -> None:
         (lambda: request(stdin=b"", stream_stdin=True), "stdin"),
         (lambda: Mount("/a", nofollow=True), "nofollow"),
         (lambda: Mount("/a", "b", nofollow=True), "nofollow"),
-        (lambda: TemplateStep(), ""),
+        (TemplateStep, ""),
         (lambda: TemplateStep(env={"A": "b"}, user="c"), ""),
         (lambda: TemplateStep(run=("a",), workdir="/b"), "workdir"),
         (lambda: TemplateStep(run=("a",), pip_install=("b",)), "pip_install"),
@@ -297,7 +316,8 @@ def test_counts(made: Callable[[int], Any], most: int, field: str) -> None:
         (lambda: execution_config(default_timeout_secs=2, max_timeout_secs=1), "default_timeout_secs"),
         (lambda: execution_config(network_policy=NetworkPolicy()), "network_policy"),
         (lambda: execution_config(allowed_paths=("/srv/x:rw",), denied_paths=("/srv",)), "allowed_paths[0]"),
-        (lambda: execution_config(max_memory_mb=5, strong_runtime={"memory_mb": "6"}), "strong_runtime.memory_mb"),
+        (lambda: execution_config(max_memory_mb=5, strong_runtime={"memory_mb": "6"}),
+         "strong_runtime.memory_mb"),
         (lambda: StartRequest.from_json({"argv": ["a"], "script": "b"}), "script"),
         (lambda: StartRequest.from_json({"script": "b", "rows": 0}), "rows"),
         (lambda: NetworkRule("a.com", action="deny", inspect=True), "inspect"),
@@ -318,7 +338,7 @@ def test_what_goes_together() -> None:
     assert (24, 80) == request(pty=[24, 80]).pty
     assert Mount("/a", "/b", nofollow=True).nofollow
     for others in ({"run": ("a",)}, {"pip_install": ("a",)}, {"copy": _DIGEST, "to": "/a"}):
-        assert "b" == TemplateStep(user="b", **others).user  # type: ignore[arg-type]
+        assert "b" == TemplateStep(user="b", **others).user
     assert "user" == TemplateStep(user="b").kind
     assert execution_config(allowed_paths=("/srvx",), denied_paths=("/srv",)).mounts
     assert (24, 80) == StartRequest.from_json({"script": "b", "tty": True}).request.pty
@@ -343,9 +363,10 @@ def test_flags(made: Callable[..., Any], name: str) -> None:
     """A text would be true whatever it says."""
     for value in (True, False):
         assert kept(made, name, value) is value
-    for value in (1, 0, "false", "", []):
+    others: tuple[object, ...] = (1, 0, "false", "", [])
+    for other in others:
         with pytest.raises(InvalidRequest) as told:
-            made(**{name: value})
+            made(**{name: other})
         assert name == told.value.field
 
 

@@ -501,7 +501,6 @@ class TestRequests:
         carrying = [rule.credential for rule in policy.rules if is_about(rule, request[0])]
         assert set(found) <= set(carrying)
 
-
     def test_a_path_that_cannot_be_read_is_refused_whatever_a_rule_without_paths_allows(
         self,
     ) -> None:

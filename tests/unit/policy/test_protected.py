@@ -155,6 +155,19 @@ def test_what_is_unprotected_by_name_is_so_in_nested_repositories_too(tmp_path: 
         assert found.isdisjoint(gone), words
 
 
+def test_what_leads_git_to_a_repository_is_protected_unless_all_of_git_is_not(
+    tmp_path: Path,
+) -> None:
+    """A work tree's file `.git` could lead to settings of the sandbox's own."""
+    git_directory(tmp_path / ".git")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / ".git").write_text("gitdir: ../.git/worktrees/tree\n")
+
+    assert "tree/.git" in names(tmp_path)
+    spec = SandboxSpec(unprotect=tuple(name for name in DEFAULTS if name.startswith(".git/")))
+    assert "tree/.git" not in {name for name, _ in wanted(MOUNT, spec, str(tmp_path))}
+
+
 @pytest.mark.parametrize("name", [*sorted(OWN), *EVERYTHING, NESTED])
 def test_each_name_may_be_unprotected(name: str) -> None:
     check_names((name,))
