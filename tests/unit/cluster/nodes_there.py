@@ -69,7 +69,9 @@ class NodeThere:
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")
-        headers = dict(line.split(": ", 1) for line in head[1:-2])
+        headers: dict[str, str] = {}
+        for name, value in (line.split(": ", 1) for line in head[1:-2]):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Asked(method, target, headers, body)
         self.asked.append(request)
