@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ringfence.cluster import gateway as module
 from ringfence.cluster.bindings import Binding, id_name
 from ringfence.cluster.directory import Directory
 from ringfence.cluster.gateway import Behind, Gateway, GatewayService, need_of
+from ringfence.cluster.moved import MOVED, Moved
 from ringfence.cluster.nodes import STALE_S
 from ringfence.cluster.placing import key_name
 from ringfence.errors import (
@@ -290,6 +292,36 @@ class TestCreates:
             names = [key_name("bob", "session", "k"), id_name("mine")]
             assert sorted(f"bind/{each}" for each in names) == scene.store.list("bind/")
 
+    async def test_an_evicted_one_is_its_owners_to_acquire_and_attach(self, tmp_path: Path) -> None:
+        """Such a request goes to the node that has it now; a create with a snapshot makes another one."""
+        async with scene_of(tmp_path, **{A: made, B: made}) as scene:
+            front = Front(scene)
+            facts: dict[str, Any] = {"owner": "ann", "snapshot": "snap-9", "name": "", "image": None}
+            facts |= {"timeouts": {}, "metadata": {}, "backend": "native", "needs": "x"}
+            moved = Moved(**facts, left="gone", at=1.0, node=B)
+            scene.store.put(f"{MOVED}mine", moved.written())
+            scene.nodes.look()
+            acquire = {"options": {"preferred_id": "mine"}}
+            attach = {"sandbox_id": "mine", "create_if_missing": True}
+            await front.call("POST", "/v1/sessions", acquire)
+            await front.call("POST", "/v1/sessions/attach", attach)
+            await front.call("GET", "/v1/sandboxes/mine")
+            assert (0, 3) == (len(front.asked(A)), len(front.asked(B)))
+            assert [] == scene.store.list("bind/"), "nothing new is made"
+            with pytest.raises(InvalidRequest, match="already used"):
+                acquire["options"]["snapshot_id"] = id_at(A, "snap")
+                await front.call("POST", "/v1/sessions", acquire)
+
+    async def test_an_execution_with_an_id_goes_to_the_node_that_it_names(
+        self, tmp_path: Path
+    ) -> None:
+        async with scene_of(tmp_path, **{A: made, B: made}) as scene:
+            front = Front(scene)
+            path = "/api/v1/sandbox/execute"
+            for tag in (A, B, B):
+                await front.call("POST", path, {"command": "true", "id": id_at(tag, "exec")})
+            assert (1, 2) == (len(front.asked(A)), len(front.asked(B)))
+
     async def test_attaching_makes_nothing_unless_it_may(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made}) as scene:
             front = Front(scene)
@@ -344,6 +376,57 @@ class TestCreates:
         assert need.pulls_image
         assert "" == need.pool_key, "a pool has no image"
         assert "default" == need_of(SandboxSpec()).pool_key
+
+
+    async def test_a_template_is_built_where_its_base_is(self, tmp_path: Path) -> None:
+        form: dict[str, Any] = {"id": id_at(B, "tpl"), "name": "web", "build_id": "", "tags": {}}
+        items = {"items": [{**form, "owner": "ann", "is_ready": True, "updated_at": 1}]}
+
+        def having(asked: Asked) -> Reply:
+            return 200, {}, items if asked.method == "GET" else {}
+
+        async with scene_of(tmp_path, **{A: made, B: having}) as scene:
+            front = Front(scene)
+            value = Binding(A, time.time()).written()
+            scene.store.put(f"home/{hashlib.sha256(b'ann').hexdigest()}", value)
+            for base, at in (("web", B), ("default", A)):
+                before = len(front.asked(at))
+                asked = {"name": "new", "base": {"template": base}}
+                await front.call("POST", "/v1/templates", asked)
+                assert ["POST /v1/templates"] == front.asked(at)[before:]
+
+    async def test_a_socket_goes_to_its_node_and_a_lost_one_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        passed: list[str] = []
+
+        async def pass_socket(address: str, _inbound: Any) -> None:
+            passed.append(address)
+
+        async with scene_of(tmp_path, **{A: made, B: made}) as scene:
+            front = Front(scene)
+            monkeypatch.setattr(scene.proxy, "pass_socket", pass_socket)
+            sent: list[Any] = []
+
+            async def receive() -> Any:
+                return {"type": "websocket.connect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            for tag, lost in ((B, False), (A, True)):
+                if lost:
+                    scene.lose(A)
+                path = f"/v1/sandboxes/{id_at(tag)}/execs/e/attach"
+                found = permissions.find(permissions.WEBSOCKET, path)
+                assert found is not None
+                state = {"caller": Caller("ann", USER), "request_id": "r", "found": found}
+                scope: dict[str, Any] = {"type": "websocket", "path": path, "state": state}
+                scope |= {"raw_path": path.encode(), "query_string": b"", "headers": []}
+                scope["extensions"] = {"websocket.http.response": {}}
+                await front.gateway(scope, receive, send)
+            assert [f"unix:{tmp_path / B}"] == passed
+            assert ("websocket.http.response.start", 410) == (sent[0]["type"], sent[0]["status"])
 
 
 class TestOwners:

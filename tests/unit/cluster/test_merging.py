@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from ringfence.api.access import gateways
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.scatter import MERGED, joined, total
 from ringfence.cluster.templates import Templates
-from ringfence.errors import NotFound, PermissionDenied, ServerUnreachable
+from ringfence.errors import InvalidRequest, NotFound, PermissionDenied, ServerUnreachable
 
 pytestmark = pytest.mark.anyone
 A, B = "0000000a", "0000000b"
@@ -236,6 +237,54 @@ async def test_the_default_sandbox_is_on_its_node_alone(tmp_path: Path) -> None:
         assert [text, b""] == [each.body for each in scene.there[B].asked]
 
 
+@pytest.mark.parametrize("text", [b'{"sandbox_id": null}', b'{"sandbox_id": 1}', b"no json"])
+async def test_what_chooses_no_default_sandbox_is_judged_by_a_node(
+    text: bytes, tmp_path: Path
+) -> None:
+    answers = {A: saying({"session": None}), B: saying({"session": None})}
+    async with scene_of(tmp_path, **answers) as scene:
+        await merged(scene, "/v1/sessions/default", "PUT", body=text)
+        bodies = {each.body for node in scene.there.values() for each in node.asked}
+        assert {text, b'{"sandbox_id":null}', b""} == bodies
+
+
+async def test_a_default_sandbox_that_its_node_refuses_changes_no_other(tmp_path: Path) -> None:
+    refusal = saying({"code": "not_found", "message": "none"}, 404)
+    async with scene_of(tmp_path, **{A: saying({"session": None}), B: refusal}) as scene:
+        text = json.dumps({"sandbox_id": f"sbx-0190b5a4-0000-7000-8000-{B}0000"}).encode()
+        with pytest.raises(NotFound):
+            await merged(scene, "/v1/sessions/default", "PUT", body=text)
+        assert [] == scene.there[A].asked
+
+
+@pytest.mark.parametrize("query", [b"since=x", b"since=-1", b"other=1", b"since=" + b"1" * 20])
+async def test_a_query_for_events_that_is_none_is_refused(query: bytes, tmp_path: Path) -> None:
+    async with scene_of(tmp_path, **{A: saying({"items": []})}) as scene:
+        with pytest.raises(InvalidRequest):
+            await merged(scene, "/v1/events", query=query)
+        assert [f"/v1/events?{query.decode()}"] == [e.target for e in scene.there[A].asked]
+        assert 200 == (await merged(scene, "/v1/events", query=b"since=1&follow=no"))[0]
+
+
+async def test_pools_tell_every_nodes_trouble(tmp_path: Path) -> None:
+    def pools(warm: int, error: str, **given_up: str) -> Any:
+        return saying({"size": 2, "warm": warm, "given_up": given_up, "last_error": error})
+
+    answers = {A: pools(1, "", x="one"), B: pools(2, "no room", y="two")}
+    async with scene_of(tmp_path, **answers) as scene:
+        _, form = await merged(scene, "/v1/pools")
+        assert {"x": "one", "y": "two"} == form["given_up"]
+        assert (2, 3, "no room") == (form["size"], form["warm"], form["last_error"])
+
+
+async def test_a_change_that_a_node_refuses_is_not_kept_for_later_ones(tmp_path: Path) -> None:
+    refusal = saying({"code": "permission_denied", "message": "no"}, 403)
+    async with scene_of(tmp_path, **{A: refusal}) as scene:
+        with pytest.raises(PermissionDenied):
+            await merged(scene, "/v1/pools", "PUT", body=b'{"size": 1}')
+        assert [] == scene.store.list("changed/")
+
+
 async def test_events_are_in_the_order_of_their_times_and_changes_told_once(
     tmp_path: Path,
 ) -> None:
@@ -313,6 +362,98 @@ class TestCopies:
             with pytest.raises(NotFound):
                 await self.copy(scene)
             assert [] == scene.there[B].asked
+
+
+    async def test_what_the_sink_refuses_is_told(self, tmp_path: Path) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            heads.append(head.decode().lower())
+            bodies.append(await reader.readuntil(b"\r\n0\r\n\r\n"))
+            status, form = answers.pop(0)
+            writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(form)))
+            writer.write(form)
+            await writer.drain()
+            writer.close()
+
+        heads: list[str] = []
+        bodies: list[bytes] = []
+        answers = [(201, b"{}"), (403, b'{"code": "permission_denied", "message": "no"}')]
+        async with scene_of(tmp_path, **{A: saying(b"content"), B: saying({})}) as scene:
+            (tmp_path / B).unlink()
+            server = await asyncio.start_unix_server(serve, tmp_path / B)
+            async with server:
+                await self.copy(scene)
+                with pytest.raises(PermissionDenied):
+                    await self.copy(scene)
+            assert [b"7\r\ncontent\r\n0\r\n\r\n"] * 2 == bodies
+            assert "application/x-tar" == scene.there[A].asked[0].headers["accept"]
+            seal = heads[0].partition(f"{gateways.HEADER}: ")[2].partition("\r\n")[0]
+            assert seal, "as the caller"
+            assert heads[0].startswith("put /v1/uploads/x ")
+
+
+class TestEventStreams:
+    """A stream of all nodes, over real connections."""
+
+    def node(self, tag: str, **events: Any) -> Any:
+        def answer(asked: Asked) -> Reply:
+            if "follow" not in asked.target:
+                return 200, {}, {"items": [{"seq": 7, "time": 1.0, "kind": "made"}]}
+            lines = b"".join(
+                b"id: 1-%d\nevent: %b\ndata: %b\n\n" % (seq, kind.encode(), json.dumps(form).encode())
+                for seq, (kind, form) in enumerate(events.items())
+            )
+            return 200, {}, b": nothing happened\n\n" + lines
+
+        return answer
+
+    async def stream(self, scene: Scene, query: bytes, count: int, last: bytes = b"") -> list[str]:
+        """Read so many blocks of a stream, and leave."""
+        blocks: list[str] = []
+        is_read = asyncio.Event()
+
+        async def receive() -> Any:
+            await is_read.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if body := message.get("body"):
+                blocks.append(body.decode())
+                if len(blocks) == count:
+                    is_read.set()
+
+        scope = scene.scope("/v1/events", query)
+        scope["state"]["found"] = SimpleNamespace(path="/v1/events")
+        scope["headers"] = [(b"last-event-id", last)] if last else []
+        await asyncio.wait_for(scene.scatter(scope, receive, send), 30.0)
+        return blocks
+
+    async def test_events_of_all_nodes_come_and_a_change_is_told_once(self, tmp_path: Path) -> None:
+        made, config = {"seq": 1, "time": 2.0}, {"seq": 2, "time": 3.0}
+        answers = {A: self.node(A, made=made, config=config), B: self.node(B, config=config)}
+        async with scene_of(tmp_path, **answers) as scene:
+            blocks = await self.stream(scene, b"follow=true&since=1000000", 2)
+            assert 2 == len(blocks), "what keeps a node's stream alive is not passed on"
+            ids, kinds, data = zip(*(each.splitlines()[:3] for each in blocks), strict=True)
+            assert ("event: made", "event: config") == kinds
+            assert [2_000_000, 3_000_000] == [json.loads(each[6:])["seq"] for each in data]
+            asked = [each.target for each in scene.there[B].asked][:2]
+            assert ["/v1/events", "/v1/events?follow=true&since=7"] == asked
+
+            for node in scene.there.values():
+                node.asked.clear()
+            last = ids[1].removeprefix("id: ").encode()
+            await self.stream(scene, b"follow=true", 1, last)
+            [asked_a] = [each for each in scene.there[A].asked if "follow" in each.target][:1]
+            assert ("1-1", "/v1/events?follow=true&since=0") == (
+                asked_a.headers["last-event-id"],
+                asked_a.target,
+            )
+
+    async def test_an_id_that_no_stream_has_told_begins_with_a_gap(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: self.node(A)}) as scene:
+            [gap] = await self.stream(scene, b"follow=true", 1, b"nonsense!")
+            assert gap.startswith("event: gap\n")
 
 
 class TestTemplates:
