@@ -1,0 +1,412 @@
+"""Keys, requests under way and the audit log at their second step: what is looked at again, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from ringfence.api.access import audit as audit_module
+from ringfence.api.access import gateways, keys, open_requests
+from ringfence.api.access.audit import Audit, LogFile
+from ringfence.api.access.caller import ADMIN, TOKEN, USER, Caller
+from ringfence.api.access.keys import Authenticator
+from ringfence.api.access.middleware import AccessMiddleware
+from ringfence.api.access.open_requests import OpenRequests
+from ringfence.api.access.permissions import JSON, STREAM, WEBSOCKET, Found, Rule
+from ringfence.api.service import Service, Settings
+from ringfence.store.records import LIVE, SandboxRecord
+from ringfence.store.store import Store
+
+pytestmark = pytest.mark.anyone
+PATIENCE_S = 30.0
+SECRET = b"s" * 32
+OPS = Caller("ops", ADMIN)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    made = Store(None)
+    made.add_sandbox(SandboxRecord("sbx-1", "ann", "unconfined", LIVE, "{}", 1.0, "b"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def authenticator(store: Store) -> Authenticator:
+    return Authenticator(store)
+
+
+def opened(authenticator: Authenticator, **more: Any) -> Caller:
+    _, text = authenticator.make(owner="ann", scope=USER, **more)
+    caller = authenticator.caller(text)
+    assert caller is not None
+    return caller
+
+
+# -- requests under way --------------------------------------------------------------------------
+
+
+class Waiting:
+    """Requests that wait for ever, each in a task of its own."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self.requests = OpenRequests(authenticator)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self, caller: Caller, *, swallows: bool = False) -> asyncio.Task[None]:
+        begun = asyncio.Event()
+
+        async def serve() -> None:
+            request = self.requests.begin(caller, "GET", None)
+            begun.set()
+            try:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if not swallows:
+                        raise
+                    await asyncio.Event().wait()
+            finally:
+                self.requests.end(request)
+
+        task = asyncio.create_task(serve())
+        self.tasks.append(task)
+        await begun.wait()
+        return task
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.requests.look()
+        assert self.requests._timer is None
+
+
+async def test_a_request_that_swallows_its_cut_is_cut_again(
+    authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_requests, "_AGAIN_S", 0.01)
+    waiting = Waiting(authenticator)
+    caller, other = opened(authenticator), opened(authenticator)
+    cut, kept = await waiting.begin(caller, swallows=True), await waiting.begin(other)
+    authenticator.remove(caller.key, OPS, this_key=False)
+    waiting.requests.look()
+    await asyncio.wait([cut], timeout=PATIENCE_S)
+    assert (True, False) == (cut.done(), kept.done())
+    await waiting.end()
+
+
+@pytest.mark.parametrize("is_near_first", [True, False])
+async def test_the_key_that_ends_first_is_looked_at_first(
+    is_near_first: bool, authenticator: Authenticator
+) -> None:
+    now = time.time()
+    waiting = Waiting(authenticator)
+    callers = [opened(authenticator, expires_at=now + after) for after in (0.05, 3600.0)]
+    for caller in callers if is_near_first else reversed(callers):
+        await waiting.begin(caller)
+    near, far = waiting.tasks if is_near_first else reversed(waiting.tasks)
+    await asyncio.wait([near], timeout=5.0)
+    assert (True, False) == (near.done(), far.done())
+    # The next look is for the other, and comes soon enough should the clock be set.
+    assert 0 < waiting.requests._due - asyncio.get_running_loop().time() <= 60.0
+    await waiting.end()
+
+
+async def test_what_reads_or_streams_ends_with_its_key_and_what_changes_does_not(
+    authenticator: Authenticator,
+) -> None:
+    requests, caller = OpenRequests(authenticator), opened(authenticator)
+    stream, plain = (Found("/v1/x", Rule((USER,), body=body), "") for body in (STREAM, JSON))
+    for method, found, is_cut in (
+        ("GET", None, True),
+        ("HEAD", None, True),
+        (WEBSOCKET, None, True),
+        ("POST", None, False),
+        ("DELETE", plain, False),
+        ("PUT", stream, True),
+    ):
+        request = requests.begin(caller, method, found)
+        assert is_cut == (request is not None), method
+        requests.end(request)
+        assert requests.begin(Caller("local", ADMIN), method, found) is None
+    assert {} == requests._requests
+    requests.look()
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+
+def test_a_secret_that_was_rotated_away_is_not_kept(
+    authenticator: Authenticator, store: Store
+) -> None:
+    record, first = authenticator.make(owner="ann", scope=USER)
+    _, second = authenticator.rotate(record.id, 100.0)
+    assert [True, True] == [Authenticator(store).caller(t) is not None for t in (first, second)]
+    _, third = authenticator.rotate(record.id, 100.0)
+    for known in (authenticator, Authenticator(store)):
+        found = [known.caller(each) is not None for each in (first, second, third)]
+        assert [False, True, True] == found
+    _, fourth = authenticator.rotate(record.id, 0.0)
+    [kept] = store.every_key()
+    assert (None, None) == (kept.old_digest, kept.old_until)
+    for known in (authenticator, Authenticator(store)):
+        found = [known.caller(each) is not None for each in (third, fourth)]
+        assert [False, True] == found
+
+
+def test_a_use_is_written_down_once(authenticator: Authenticator, store: Store) -> None:
+    record, text = authenticator.make(owner="ann", scope=USER)
+    assert authenticator.caller(text)
+    authenticator.flush()
+    used_at = store.every_key()[0].used_at
+    assert used_at is not None
+    store.note_keys({record.id: used_at + 100}, time.time())  # as another server has seen it
+    authenticator.flush()
+    assert used_at + 100 == store.every_key()[0].used_at
+    assert authenticator.caller(text)
+    authenticator.flush()
+    assert (store.every_key()[0].used_at or 0) < used_at + 100
+
+
+def test_tokens_that_are_over_are_forgotten_and_what_was_made_since_is_not(
+    authenticator: Authenticator, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = opened(authenticator)
+    over, _ = authenticator.make_token(maker, "sbx-1", "ann", -1.0)
+    kept, _ = authenticator.make_token(maker, "sbx-1", "ann", 100.0)
+    note, made = store.note_keys, list[str]()
+
+    def note_keys(used: Any, now: float) -> None:
+        note(used, now)
+        made.append(authenticator.make(owner="bob", scope=USER)[1])
+
+    monkeypatch.setattr(store, "note_keys", note_keys)
+    authenticator.flush()
+    assert over.id not in authenticator._known
+    assert kept.id in authenticator._known
+    assert authenticator.caller(made[0]), "made while uses were written down"
+
+
+def test_uses_are_due_once_in_a_while(
+    authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, time=time.time, monotonic=lambda: clock.now)
+    monkeypatch.setattr(keys, "time", clock)
+    fresh = Authenticator(authenticator._store)
+    due = []
+    for clock.now in (1059.9, 1060.0, 1060.0, 1119.9, 1120.0):
+        due.append(fresh.is_due)
+    assert [False, True, False, False, True] == due
+
+
+def test_a_token_of_another_key_stays_when_one_is_removed(authenticator: Authenticator) -> None:
+    makers = [opened(authenticator) for _ in range(2)]
+    texts = [authenticator.make_token(each, "sbx-1", "ann", None)[1] for each in makers]
+    authenticator.remove(makers[0].key, OPS, this_key=False)
+    assert [False, True] == [authenticator.caller(each) is not None for each in texts]
+    known = authenticator.caller(texts[1])
+    assert known is not None
+    assert ("sbx-1", TOKEN) == (known.sandbox, known.scope)
+
+
+# -- the audit log -------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_renamed_twice_is_made_anew_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, time=time.time, monotonic=lambda: clock.now)
+    monkeypatch.setattr(audit_module, "time", clock)
+    path = tmp_path / "log"
+    log = LogFile(str(path), 100)
+    log.append(b"one\n")
+    for number in range(2):
+        moved = tmp_path / f"moved-{number}"
+        path.rename(moved)
+        clock.now += 0.5
+        log.append(b"in time\n")
+        assert moved.read_bytes().endswith(b"in time\n"), "it is not looked at for each line"
+        clock.now += 0.5
+        log.append(b"anew\n")
+        assert b"anew\n" == path.read_bytes()
+    path.unlink()
+    clock.now += 1.0
+    log.append(b"after it was removed\n")
+    assert b"after it was removed\n" == path.read_bytes()
+    log.append(b"x" * 80)
+    assert (tmp_path / "log.1").exists()
+    log.append(b"y" * 60)
+    os.truncate(path, 0)
+    clock.now += 1.0
+    log.append(b"z" * 60)
+    assert b"z" * 60 == path.read_bytes(), "what was truncated is counted anew"
+    log.reopen()
+    assert 0 == log.lost
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    log.append(b"not through a link\n")
+    assert 1 == log.lost
+    assert not (tmp_path / "elsewhere").exists()
+
+
+async def test_what_was_only_counted_is_written_when_it_is_closed(tmp_path: Path) -> None:
+    log = Audit(str(tmp_path))
+    for status in (401, 401, 403):
+        log.write(peer="10.0.0.1:1", path="/", status=status, client=None, key=None)
+    log.close()
+    log.write(peer="10.0.0.1:1", path="/", status=200, client="ann", key="k")
+    found = [json.loads(line) for line in (tmp_path / "refused.log").read_bytes().splitlines()]
+    assert [401, None] == [each.get("status") for each in found]
+    assert {"more": 2, "by_status": {"401": 1, "403": 1}}.items() <= found[1].items()
+    assert not (tmp_path / "audit.log").exists()
+    log.close()
+
+
+# -- the middleware ------------------------------------------------------------------------------
+
+
+class Door:
+    """The middleware in front of an application of one's own."""
+
+    def __init__(self, store: Store, place: Path, app: Any, secret: bytes = b"") -> None:
+        self.audit = Audit(str(place))
+        manager = cast("Any", SimpleNamespace(store=store))
+        self.service = Service(manager, Settings(gateway_secret=secret), self.audit)
+        self.app = AccessMiddleware(app, self.service)
+        _, self.key = self.service.authenticator.make(owner="ann", scope=USER)
+        self.headers: dict[str, str] = {}
+
+    async def __call__(self, method: str, path: str, *, body: bytes = b"", **given: str) -> int:
+        fields = {"host": "localhost", "content-length": str(len(body))}
+        fields |= {k.replace("_", "-"): v for k, v in given.items()}
+        headers = [(k.encode(), v.encode()) for k, v in fields.items()]
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path}
+        scope |= {"raw_path": path.encode(), "query_string": b"", "headers": headers}
+        scope |= {"client": ("10.0.0.1", 1)}
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await asyncio.wait_for(self.app(scope, receive, send), PATIENCE_S)
+        self.headers = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+        return int(sent[0]["status"])
+
+    def close(self) -> None:
+        self.audit.close()
+        self.service.thread_pools.close()
+
+
+@pytest.fixture
+def doors(store: Store, tmp_path: Path) -> Iterator[Any]:
+    with ExitStack() as stack:
+
+        def make(app: Any, secret: bytes = b"") -> Door:
+            door = Door(store, tmp_path, app, secret)
+            stack.callback(door.close)
+            return door
+
+        yield make
+
+
+async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+    if scope["method"] == "POST":
+        scope["state"]["made"] = "sbx-new"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_what_was_made_is_told_to_gateways_alone_and_written_down(
+    doors: Any, tmp_path: Path
+) -> None:
+    door, path = doors(answer, SECRET), "/v1/sandboxes"
+    seal = gateways.seal(SECRET, Caller("bob", USER), "POST", path.encode()).decode()
+    assert 200 == await door("POST", path, x_ringfence_caller=seal)
+    assert "sbx-new" == door.headers[gateways.MADE]
+    assert 200 == await door("POST", path, x_api_key=door.key)
+    assert gateways.MADE not in door.headers
+    got = gateways.seal(SECRET, Caller("bob", USER), "GET", path.encode()).decode()
+    assert 200 == await door("GET", path, x_ringfence_caller=got)
+    assert gateways.MADE not in door.headers
+    for other in (seal, "forged", gateways.seal(b"x", OPS, "GET", path.encode()).decode()):
+        # Of another request, of nobody, of another cluster; not even a good key helps then.
+        assert 401 == await door("GET", path, x_ringfence_caller=other, x_api_key=door.key)
+    await asyncio.sleep(0)
+    written = [json.loads(line) for line in (tmp_path / "audit.log").read_bytes().splitlines()]
+    assert [("bob", "sbx-new"), ("ann", "sbx-new")] == [(e["client"], e["made"]) for e in written]
+
+
+async def test_who_has_a_key_is_not_told_of_the_refusals_of_its_address(doors: Any) -> None:
+    door = doors(answer)
+    for _ in range(audit_module.MOST_REFUSED):
+        assert 401 == await door("GET", "/v1/sandboxes")
+    assert 429 == await door("GET", "/v1/sandboxes")
+    assert 403 == await door("GET", "/v1/keys", x_api_key=door.key)
+    assert 200 == await door("GET", "/v1/sandboxes", x_api_key=door.key)
+
+
+async def test_uses_of_keys_are_written_down_when_they_are_due(
+    doors: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = doors(answer)
+    is_flushed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    note = store.note_keys
+
+    def note_keys(used: Any, now: float) -> None:
+        note(used, now)
+        loop.call_soon_threadsafe(is_flushed.set)
+
+    monkeypatch.setattr(store, "note_keys", note_keys)
+    await door("GET", "/v1/sandboxes", x_api_key=door.key)
+    assert store.every_key()[-1].used_at is None
+    monkeypatch.setattr(keys, "_FLUSH_S", 0.0)
+    await door("GET", "/v1/sandboxes", x_api_key=door.key)
+    await asyncio.wait_for(is_flushed.wait(), PATIENCE_S)
+    assert store.every_key()[-1].used_at is not None
+
+
+async def test_a_task_goes_on_after_its_request_was_cut(doors: Any) -> None:
+    """A connection serves the next request in the same task: that one must not be cancelled with it."""
+
+    async def slow(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        door.service.authenticator.remove(
+            door.key.removeprefix("rf_").partition(".")[0], OPS, this_key=False
+        )
+        door.service.open_requests.look()
+        await asyncio.Event().wait()
+
+    door = doors(slow)
+
+    async def serve() -> tuple[int, int]:
+        fields = [(b"host", b"localhost"), (b"x-api-key", door.key.encode())]
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/sandboxes"}
+        scope |= {"raw_path": b"", "query_string": b"", "headers": fields}
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await door.app(scope, receive, send)
+        task = asyncio.current_task()
+        assert task is not None
+        return sent[0]["status"], task.cancelling()
+
+    assert (401, 0) == await asyncio.wait_for(asyncio.ensure_future(serve()), PATIENCE_S)
