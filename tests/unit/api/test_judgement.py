@@ -319,7 +319,8 @@ async def test_bodies_held_at_once_are_bounded(bounds: Bounds, error: type[Excep
     with pytest.raises(error):
         await third()
     third.close()
-    first.close()
+    for _ in range(2):  # what was given back is not given back again
+        first.close()
     await body(6)()
 
     assert 10 == admission._bytes_of.total()

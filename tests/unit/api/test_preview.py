@@ -80,6 +80,27 @@ def test_places_of_an_answer_are_below_the_preview(name: bytes) -> None:
     assert (b"x-place", b"/x") == answer_fields([(b"x-place", b"/x")], 8000, b"/p")[0]
 
 
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        (b"http://localhost:8000", b"/p"),
+        (b"http://127.0.0.1:8000/x?y", b"/p/x?y"),
+        (b"http://[::1]:8000?y", b"/p?y"),
+        (b"http://localhost:80001/x", b"http://localhost:80001/x"),
+        (b"http://localhost:800/x", b"http://localhost:800/x"),
+        (b"http://localhost:8000.evil.test/", b"http://localhost:8000.evil.test/"),
+        (b"http://localhost:8000@evil.test/", b"http://localhost:8000@evil.test/"),
+        (b"https://localhost:8000/x", b"https://localhost:8000/x"),
+        (b"//evil.test/x", b"//evil.test/x"),
+        (b"/", b"/p/"),
+        (b"x/y", b"x/y"),
+        (b"", b""),
+    ],
+)
+def test_only_places_on_the_port_itself_are_moved(place: bytes, found: bytes) -> None:
+    assert found == preview.located(place, 8000, b"/p")
+
+
 # -- an exchange -----------------------------------------------------------------------------------
 
 
@@ -225,6 +246,43 @@ def test_a_head_is_as_long_as_it_may_be_and_no_longer() -> None:
         await exchange.say(b"HTTP/1.1 200 X\r\nx: " + b"y" * (40 << 10))
         with pytest.raises(ConnectError):
             await asked
+
+    run(scene)
+
+
+def test_small_chunks_come_together_and_none_waits_for_the_next() -> None:
+    async def scene(exchange: Exchange) -> None:
+        asked = asyncio.ensure_future(exchange.ask())
+        await exchange.hear(b"\r\n\r\n")
+        await exchange.say(b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body = (await asked).body
+        for said, found in (
+            (b"3\r\none\r\n", b"one"),
+            (b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n", b"abc"),
+            (b"1\r\nd\r\n1\r\ne\r\n0\r\n\r\n", b"de"),
+        ):
+            await exchange.say(said)
+            assert found == await asyncio.wait_for(anext(body), 20)
+        assert [] == [piece async for piece in body]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_so_many_interim_answers_come_before_the_answer(count: int) -> None:
+    async def scene(exchange: Exchange) -> None:
+        asked = asyncio.ensure_future(exchange.ask())
+        await exchange.hear(b"\r\n\r\n")
+        await exchange.say(b"HTTP/1.1 103 Early\r\nx-early: 1\r\n\r\n" * count)
+        await exchange.say(b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\nok")
+        if count > 8:
+            with pytest.raises(ConnectError):
+                await asked
+            return
+        answer = await asked
+        assert 200 == answer.status
+        assert b"x-early" not in dict(answer.fields)
+        assert b"ok" == b"".join([piece async for piece in answer.body])
 
     run(scene)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing, closing
 from pathlib import Path
@@ -263,6 +264,22 @@ async def test_what_is_dropped_before_it_was_sent_breaks_the_body_off(
     assert reader._fd == -1
 
 
+async def test_what_is_followed_ends_before_a_gap(scene: Scene, live: Live) -> None:
+    run = scene.over(live, f"head -c {MUCH} /dev/zero", max_output_bytes=5000)
+    track = run.spool.tracks[OUT]
+    [(begin, end), *rest] = track.kept
+    assert (0, True) == (begin, bool(rest)), "there is a gap, and output behind it"
+    reader = Reader(track, 0)
+    first = reader.next(1000)
+    assert first is not None
+    pieces = [each async for each in output._follow(scene.service, run, OUT, reader, first.data)]
+    assert end == sum(map(len, pieces))
+    assert reader._fd == -1
+    behind = Reader(track, rest[0][0])
+    pieces = [each async for each in output._follow(scene.service, run, OUT, behind, b"")]
+    assert track.total - rest[0][0] == sum(map(len, pieces))
+
+
 # -- events --------------------------------------------------------------------------------------
 
 
@@ -293,6 +310,37 @@ async def test_events_are_the_clients_own_in_order_and_none_is_lost(scene: Scene
                 assert "event: late\n" in await waiting
             assert 1 == len(log._listeners)
         assert [] == log._listeners
+
+
+async def test_what_happens_while_events_are_told_is_told_next(scene: Scene) -> None:
+    log = scene.manager.events
+    before = log.last
+    log.add("early", _someone("ann"))
+    stream: Any = events._stream(scene.service, ANN, before, False)
+    async with aclosing(stream):
+        assert "event: early\n" in await anext(stream)
+        log.add("between", _someone("ann"))
+        for _ in range(3):
+            await asyncio.sleep(0)  # the stream hears of it, and has not looked yet
+        async with asyncio.timeout(PATIENCE_S / 6):
+            assert "event: between\n" in await anext(stream)
+
+
+async def test_events_of_others_that_are_kept_no_longer_are_no_gap(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = scene.manager.events
+    monkeypatch.setattr(log, "_records", deque(log._records, maxlen=2))
+    stream: Any = events._stream(scene.service, ANN, log.last, False)
+    async with aclosing(stream):
+        waiting = asyncio.ensure_future(anext(stream))
+        for _ in range(4):
+            log.add("other", _someone("bob"))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        log.add("mine", _someone("ann"))
+        async with asyncio.timeout(PATIENCE_S / 6):
+            assert "event: mine\n" in await waiting
 
 
 def _someone(owner: str) -> Any:

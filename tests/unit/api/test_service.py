@@ -98,8 +98,15 @@ async def test_of_one_that_has_ended_its_owner_is_told_why(
     for caller in (BOB, Caller("ann", TOKEN, sandbox="sbx-other")):
         with pytest.raises(SandboxNotFound):
             await service.need(live.sandbox_id, caller)
+        with pytest.raises(SandboxNotFound):
+            await service.known(live.sandbox_id, caller)
     if error is LifecycleError:
         assert await service.known(live.sandbox_id, ANN) is not None
+        other = live_of(service, "bob")
+        for caller in (BOB, OPS):
+            assert other.sandbox is await service.known(other.sandbox_id, caller)
+        with pytest.raises(SandboxNotFound):
+            await service.known(other.sandbox_id, ANN)
 
 
 async def test_one_that_is_restored_in_its_place_is_waited_for(service: Service) -> None:
