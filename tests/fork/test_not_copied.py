@@ -1,0 +1,317 @@
+"""What no copy can have: it is refused by name, the process goes on, and nothing of ours is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfence import Sandbox
+from ringfence.backends.native.sandbox import NativeSandbox
+from ringfence.launcher.live import descriptors, objects, source, tree
+from ringfence.launcher.live.sockets import CannotCopy
+from ringfence.launcher.live.tree import Tree
+from ringfence.linux import libc
+
+pytestmark = pytest.mark.skipif(
+    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
+)
+_LINES = """
+import ctypes, fcntl, mmap, os, resource, signal, socket, struct, sys, threading, time
+c, made = ctypes.CDLL(None), {}
+def child(work=signal.pause):
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    return pid
+def end(*pids):
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+def ended():
+    pid = child(int)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+print(flush=True)
+for line in sys.stdin:
+    try:
+        exec(line)
+        print(flush=True)
+    except Exception as exc:
+        print(repr(exc), flush=True)
+"""
+
+
+class Program:
+    """A program of a sandbox that does what it is told, line by line."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._process = sandbox.start(["python3", "-c", _LINES], stream_stdin=True)
+        self._said = iter(self._process.stdout)
+        self.hear()
+        assert isinstance(sandbox._inner, NativeSandbox)
+        first = sandbox._inner.pid
+        (self.pid,) = map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())
+        self.streams = [os.stat(f"/proc/{self.pid}/fd/{number}").st_ino for number in range(3)]
+
+    def do(self, line: str) -> None:
+        self.tell(line.encode() + b"\n")
+        self.hear()
+
+    def hear(self, answers: int = 1) -> None:
+        said = b""
+        while said.count(b"\n") < answers:
+            said += next(self._said)
+        assert b"" == said.strip()
+
+    def tell(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+
+    def look(self, look: Callable[[Tree], object] = Tree.describe) -> object:
+        """Stop it and all that descends from it, look, and let all go on."""
+        stopped = Tree(self.pid, self.streams, {})
+        try:
+            stopped.stop()
+            return look(stopped)
+        finally:
+            stopped.release()
+            stopped.drop()
+
+    def reason(self) -> str:
+        with pytest.raises(CannotCopy) as refused:
+            self.look()
+        return str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    with Sandbox.create() as sandbox:
+        yield Program(sandbox)
+
+
+# What it does, why it cannot be copied then, and what undoes it.
+_REFUSED = {
+    "inotify": (
+        "made = c.inotify_init()",
+        "is anon_inode: anon_inode:inotify",
+        "os.close(made)",
+    ),
+    "a place": ("made = os.open('/tmp', os.O_PATH)", "is a place", "os.close(made)"),
+    "a FIFO": (
+        "os.mkfifo('/tmp/fifo'); made = os.open('/tmp/fifo', os.O_RDWR)",
+        "is /tmp/fifo, a device or a pipe",
+        "os.close(made); os.remove('/tmp/fifo')",
+    ),
+    "a removed directory": (
+        "os.mkdir('/tmp/gone'); made = os.open('/tmp/gone', 0); os.rmdir('/tmp/gone')",
+        "is a directory that was removed",
+        "os.close(made)",
+    ),
+    "a file that is not the one with its name": (
+        (
+            "made = open('/tmp/old', 'w'); os.link('/tmp/old', '/tmp/kept'); os.remove('/tmp/old')"
+            "; open('/tmp/old (deleted)', 'w').close()"
+        ),
+        "is not the file at /tmp/old (deleted)",
+        "made.close(); os.remove('/tmp/kept'); os.remove('/tmp/old (deleted)')",
+    ),
+    "a pair with something in it": (
+        "made = socket.socketpair(); made[0].send(b'xy')",
+        "is a socket with 2 bytes in it",
+        "[each.close() for each in made]",
+    ),
+    "half a pair": (
+        "made = socket.socketpair(); made[1].close()",
+        "has a connection, or leads to another process",
+        "made[0].close()",
+    ),
+    "a datagram socket": (
+        "made = socket.socket(type=socket.SOCK_DGRAM); made.bind(('127.0.0.1', 0))",
+        "has a connection, or leads to another process",
+        "made.close()",
+    ),
+    "a socket that does not listen": (
+        "made = socket.socket(); made.bind(('127.0.0.1', 0))",
+        "has a connection, or leads to another process",
+        "made.close()",
+    ),
+    "a pipe with too much in it": (
+        "made = os.pipe(); fcntl.fcntl(made[1], 1031, 1 << 17); os.write(made[1], bytes((1 << 16) + 1))",
+        "is a pipe with 65537 bytes in it",
+        "[os.close(each) for each in made]",
+    ),
+    "a POSIX timer": (
+        "made = ctypes.c_void_p(); c.timer_create(1, None, ctypes.byref(made))",
+        "it has POSIX timers",
+        "c.timer_delete(made)",
+    ),
+    "shared memory": (
+        "made = mmap.mmap(-1, (64 << 20) + 4096)",
+        "more than 64 MiB of shared memory",
+        "made.close()",
+    ),
+    "a removed file that it maps": (
+        (
+            "open('/tmp/mapped', 'wb').write(bytes(4096)); file = open('/tmp/mapped', 'rb')"
+            "; made = mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ); os.remove('/tmp/mapped')"
+            "; file.close()"
+        ),
+        "it maps a file that was removed: /tmp/mapped (deleted)",
+        "made.close()",
+    ),
+    "a directory that was removed": (
+        "os.mkdir('/tmp/here'); os.chdir('/tmp/here'); os.rmdir('/tmp/here')",
+        "its directory is not at /tmp/here (deleted)",
+        "os.chdir('/')",
+    ),
+    "a suspended child": (
+        "made = child(); os.kill(made, signal.SIGSTOP); os.waitid(os.P_PID, made, os.WSTOPPED)",
+        "its child process python3 is suspended by a signal",
+        "end(made)",
+    ),
+    "a child with what it cannot have": (
+        (
+            "read, write = os.pipe()"
+            "; made = child(lambda: (c.inotify_init(), os.write(write, b'.'), signal.pause()))"
+            "; os.read(read, 1)"
+        ),
+        "its child process python3 cannot: descriptor",
+        "end(made); os.close(read); os.close(write)",
+    ),
+    "a child with a filter of its own": (
+        (
+            "read, write = os.pipe(); rules = (ctypes.c_char * 8)(*struct.pack('=HBBI', 6, 0, 0, 0x7FFF0000))"
+            "; code = struct.pack('=H6xQ', 1, ctypes.addressof(rules))"
+            "; made = child(lambda: (c.prctl(22, 2, code, 0, 0), os.write(write, b'.'), signal.pause()))"
+            "; os.read(read, 1)"
+        ),
+        "has a system-call filter of its own",
+        "end(made); os.close(read); os.close(write)",
+    ),
+    "a pipe to another process": (
+        (
+            "read, write = os.pipe(); made = child(lambda: os.fork() or ("
+            "os.close(read), os.write(write, b'%d' % os.getpid()), signal.pause()))"
+            "; os.waitpid(made, 0); os.close(write); other = int(os.read(read, 9))"
+        ),
+        "is a pipe to another process",
+        "os.kill(other, 9); os.close(read)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _REFUSED)
+def test_what_no_copy_can_have_is_refused_by_name(program: Program, what: str) -> None:
+    begin, reason, undo = _REFUSED[what]
+    before = os.listdir("/proc/self/fd")
+    program.do(begin)
+    told = program.reason()
+    program.do(undo)
+
+    assert reason in told
+    assert before == os.listdir("/proc/self/fd")
+    program.look()
+    assert before == os.listdir("/proc/self/fd")
+
+
+def test_input_that_waits_is_refused(program: Program) -> None:
+    """A copy gets a pipe of its own, which has nothing in it."""
+    program.do(
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [10]); print(flush=True); signal.sigwait([10])"
+    )
+    program.tell(b"pass\n")
+    told = program.reason()
+    os.kill(program.pid, signal.SIGUSR1)
+    program.hear(2)
+
+    assert "descriptor 0, its input, has 5 bytes that it has not read" == told
+    program.look()
+
+
+# Where a bound is, and how many of them a tree of processes has.
+_BOUNDS: dict[str, tuple[object, str, Callable[[Tree], int]]] = {
+    "more than {} processes": (tree, "MOST_PROCESSES", lambda made: len(made.processes)),
+    "more than {} threads": (
+        tree,
+        "MOST_THREADS",
+        lambda made: sum(len(each.threads) for each in made.processes),
+    ),
+    "child processes have more than {} open files": (
+        tree,
+        "MOST_DESCRIPTORS",
+        lambda made: sum(len(each.descriptors) for each in made.processes),
+    ),
+    "child processes have more than {} mappings": (
+        tree,
+        "MOST_MAPPINGS",
+        lambda made: sum(len(each.mappings) for each in made.processes),
+    ),
+    "it has more than {} open files": (
+        descriptors,
+        "MOST_DESCRIPTORS",
+        lambda made: len(made.root.descriptors),
+    ),
+    "it has more than {} mappings": (source, "MOST_MAPPINGS", lambda made: len(made.root.mappings)),
+    "child processes have more than": (
+        tree,
+        "_MOST_CHILD_BYTES",
+        lambda made: sum(end - at for each in made.processes[1:] for at, end in each.runs),
+    ),
+}
+
+
+def test_bounds_hold_for_all_processes_together(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.do("made = child()")
+    program.look(
+        lambda made: [
+            monkeypatch.setattr(where, name, count(made)) for where, name, count in _BOUNDS.values()
+        ]
+    )
+    program.look()
+    for text, (where, name, _count) in _BOUNDS.items():
+        with monkeypatch.context() as patch:
+            most = getattr(where, name) - 1
+            patch.setattr(where, name, most)
+            assert text.format(most) in program.reason()
+    program.do("end(made)")
+    program.look()
+
+
+def test_children_that_have_ended_have_a_bound(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.do("made = [ended() for _ in range(2)]")
+    monkeypatch.setattr(tree, "MOST_PROCESSES", 2)
+    program.look()
+    monkeypatch.setattr(tree, "MOST_PROCESSES", 1)
+    assert "more than 1 ended children" in program.reason()
+    program.do("end(*made)")
+    program.look()
+
+
+def test_bounds_of_threads_pipes_and_shared_memory(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program.do("made = threading.Event(); thread = threading.Thread(target=made.wait)")
+    program.do("thread.start(); shared = mmap.mmap(-1, 8192); pipes = os.pipe(), os.pipe()")
+    program.do("[os.write(end, b'1234') for _, end in pipes]")
+    for where, name, most, text in (
+        (source, "MOST_THREADS", 2, "it has more than 1 threads"),
+        (descriptors, "_MOST_IN_PIPES", 8, "it has pipes with more than"),
+        (descriptors, "_MOST_PIPE_BYTES", 4, "is a pipe with 4 bytes in it"),
+        (objects, "_MOST_BYTES", 8192, "of shared memory and removed files"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, most)
+            program.look()
+            patch.setattr(where, name, most - 1)
+            assert text in program.reason()
+    program.do("made.set(); thread.join(); shared.close()")
+    program.do("[os.close(each) for pair in pipes for each in pair]")
