@@ -75,8 +75,8 @@ class Program:
     def look(self, look: Callable[[Tree], object] = Tree.describe) -> object:
         """Stop it and all that descends from it, look, and let all go on."""
         stopped = Tree(self.pid, self.streams, {})
+        stopped.stop()
         try:
-            stopped.stop()
             return look(stopped)
         finally:
             stopped.release()
@@ -158,8 +158,8 @@ _REFUSED = {
     "a removed file that it maps": (
         (
             "open('/tmp/mapped', 'wb').write(bytes(4096)); file = open('/tmp/mapped', 'rb')"
-            "; made = mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ); os.remove('/tmp/mapped')"
-            "; file.close()"
+            "; made = mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)"
+            "; os.remove('/tmp/mapped'); file.close()"
         ),
         "it maps a file that was removed: /tmp/mapped (deleted)",
         "made.close()",

@@ -92,10 +92,12 @@ def test_a_directory_that_becomes_a_link_is_not_gone_through(place: Path) -> Non
 def test_only_regular_files_are_opened(place: Path) -> None:
     shown, mounted = serving(Share, place), serving(SharedMounts, place)
     assert (0, b"content") == read(shown, walk(shown, "0", "directory", "file"))
+    before = len(os.listdir("/proc/self/fd"))
 
     assert errno.EACCES == read(shown, walk(shown, "0", "directory", "fifo"))[0]
     node = walk(mounted, "0", "directory", "fifo")
     assert errno.EACCES == say(mounted, fuse.OPEN, node, fuse.OPEN_IN.pack(os.O_RDWR, 0))[0]
+    assert before == len(os.listdir("/proc/self/fd"))
 
 
 def test_what_is_shown_cannot_be_changed(place: Path) -> None:

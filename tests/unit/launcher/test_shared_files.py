@@ -1,4 +1,4 @@
-"""What a machine's kernel is told of the host's files that it is shown, and what it may do with mounted ones."""
+"""What a machine's kernel is told of the host's files that it is shown, and what it may do with mounts."""
 
 from __future__ import annotations
 
