@@ -156,6 +156,8 @@ class DockerBackend(AgentBackend):
         host_ids, owner = self._owner(draft, isolated=isolated)
         place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
         container: Any = None
+        control: wire.Socket | None = None
+        namespace_fds: list[int] = []
         from docker.errors import DockerException
 
         try:
@@ -208,6 +210,7 @@ class DockerBackend(AgentBackend):
                 isolated=isolated,
             )
         except BaseException as exc:
+            _close(control, namespace_fds)
             _remove(container, place)
             if host_ids:
                 self._ids().give_back(host_ids)
@@ -357,6 +360,13 @@ def _wait_for_agent(control: wire.Socket, container: Any) -> list[int]:
 def _said(container: Any) -> str:
     text = container.logs(tail=3).decode("utf-8", "replace").strip()
     return text.replace("\n", " / ")[:1000] or "it printed no error"
+
+
+def _close(control: wire.Socket | None, namespace_fds: list[int]) -> None:
+    if control is not None:
+        control.close()
+    for fd in namespace_fds:
+        os.close(fd)
 
 
 def _remove(container: Any, place: str) -> None:
