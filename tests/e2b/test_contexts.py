@@ -140,11 +140,16 @@ async def test_contexts_are_bounded_in_each_sandbox_and_those_of_v1_are_not_told
     assert 404 == (await box("DELETE", "/contexts/-c")).status_code
     assert 2 == len(box.running)
     assert not of_v1.done.done()
+    agent = {**box.headers, "e2b-sandbox-port": "49983"}
+    listed = await here.ask("POST", "/process.Process/List", headers=agent, json={})
+    assert {"processes": []} == listed.json(), "nor is any of them a client's process"
     assert 204 == (await box("DELETE", f"/contexts/{made['id']}")).status_code
     await box.create(language="bash", cwd=str(home))
 
 
-async def test_a_language_needs_its_program_in_the_sandbox(here: Here, box: Box, home: Path) -> None:
+async def test_a_language_needs_its_program_in_the_sandbox(
+    here: Here, box: Box, home: Path
+) -> None:
     refused = await box("POST", "/contexts", {"language": "ts", "cwd": str(home)})
     assert (501, True) == (refused.status_code, "needs Node.js" in refused.text)
     refused = await box("POST", "/execute", {"code": "1", "language": "r"})

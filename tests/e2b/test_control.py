@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +16,7 @@ from ringfence import Limits, NetworkPolicy
 from ringfence.api.access.ceilings import Ceilings
 from ringfence.api.access.permissions import Permissions
 from ringfence.api.service import Settings
-from ringfence.e2b import control
+from ringfence.e2b import control, metering
 from ringfence.e2b.notes import Notes, notes_of
 from ringfence.e2b.settings import E2BSettings
 from ringfence.errors import StorageFull
@@ -448,6 +450,23 @@ async def test_metrics_are_of_a_range(ann: Client, query: dict[str, str], status
         status
         == (await ann("GET", f"/sandboxes/{live.sandbox_id}/metrics", params=query)).status_code
     )
+
+
+async def test_metrics_go_from_the_first_second_to_the_whole_of_the_last(ann: Client) -> None:
+    live = await ann.create()
+    now = int(time.time())
+    ann.here.shared.meter._samples[live.sandbox_id] = deque(
+        metering._Sample(at, 0, number, 0)
+        for number, at in enumerate((1.0, 1.9, 2.0, 2.9, 3.1, now + 30.0))
+    )
+    for query, found in (
+        ({"start": "2", "end": "2"}, [2, 3]),
+        ({"end": "1"}, [0, 1, 2]),
+        ({"start": "3"}, [4, 5]),
+        ({}, [0, 1, 2, 3, 4, 5]),
+    ):
+        points = await ann("GET", f"/sandboxes/{live.sandbox_id}/metrics", params=query)
+        assert found == [each["memUsed"] for each in points.json()], query
 
 
 async def test_the_domain_is_told_with_the_port_of_the_api_by_its_own_name_alone(

@@ -186,7 +186,7 @@ def rooted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
 
 @pytest.mark.parametrize("size", [10, PIECE])
 async def test_what_is_written_aside_for_another_user_goes_and_the_target_stays(
-    rooted: Here, size: int
+    rooted: Here, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = rooted.live(notes=Notes(), spec=SandboxSpec(profile=OWN_ROOT))
     root = Path(rooted.root(live))
@@ -204,6 +204,11 @@ async def test_what_is_written_aside_for_another_user_goes_and_the_target_stays(
     assert b"before" == target.read_bytes()
     refused = await upload(rooted, live, [bytes(size)], query="path=/of-root")
     assert 400 == refused, "the sandbox's own user may not"
+    # No command finds it here: what was put aside goes as well where it cannot be copied.
+    monkeypatch.setattr(WithRoot, "check_user", lambda *_: None)
+    query = f"path={target}&username=root"
+    assert 400 == await upload(rooted, live, [bytes(size)], query=query)
+    assert ([], b"before") == (os.listdir(root / "tmp"), target.read_bytes())
 
 
 async def test_a_full_disk_is_told_and_nothing_stays_open(

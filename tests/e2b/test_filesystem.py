@@ -1,4 +1,4 @@
-"""E2B's filesystem service in one process: what is listed, made, moved, removed and watched, and each refusal."""
+"""E2B's filesystem service in one process: what is listed, made, moved, removed and watched."""
 
 from __future__ import annotations
 
@@ -230,7 +230,9 @@ async def test_a_watch_tells_changes_and_between_them_that_it_goes_on(
     await until_idle(here, live)
 
 
-async def test_a_watch_ends_at_the_deadline_of_its_request(here: Here, live: Live, box: Box) -> None:
+async def test_a_watch_ends_at_the_deadline_of_its_request(
+    here: Here, live: Live, box: Box
+) -> None:
     headers = {
         **box.headers,
         "content-type": "application/connect+json",
@@ -247,7 +249,8 @@ async def test_a_watch_ends_at_the_deadline_of_its_request(here: Here, live: Liv
 async def test_entries_come_with_the_changes_where_that_is_asked_for(
     here: Here, live: Live, box: Box, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchers, "_MARKS", f"{here.root(live)}/run")  # a helper here sees the host's
+    # A helper here sees the host's directories.
+    monkeypatch.setattr(watchers, "_MARKS", f"{here.root(live)}/run")
     (home / "seen" / "below").mkdir(parents=True)
     wanted = {"path": str(home / "seen"), "includeEntry": True}
     _, with_entries = await box.rpc("CreateWatcher", **wanted)

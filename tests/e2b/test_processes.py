@@ -219,6 +219,96 @@ async def test_who_connects_sees_what_comes_from_then_on_until_its_deadline(box:
     await running
 
 
+def streams(messages: list[dict[str, Any]]) -> dict[str, str]:
+    """What came of each stream, by the name that it is told by."""
+    found: dict[str, str] = {}
+    for each in messages:
+        for name, text in each.get("event", {}).get("data", {}).items():
+            found[name] = found.get(name, "") + base64.b64decode(text).decode()
+    return found
+
+
+def given(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+async def test_who_connects_is_told_nothing_of_before_and_each_stream_by_its_name(
+    here: Here, live: Live, box: Box
+) -> None:
+    script = "echo a; echo A >&2; read x; echo b; echo B >&2"
+    running = asyncio.ensure_future(box.run("sh", "-c", script, tag="t", stdin=True))
+    await box.until_listed("t")
+    (run,) = here.execs.running_of(live.sandbox_id)
+    async with asyncio.timeout(30):
+        while run.spool.totals != (2, 2):
+            await asyncio.sleep(0.002)
+    selector = {"process": {"tag": "t"}}
+    events = await processes.connect(here.call(live), selector)
+    await box.rpc("SendInput", {**selector, "input": {"stdin": given("x\n")}})
+    assert {"stdout": "b\n", "stderr": "B\n"} == streams([each async for each in events])
+    assert {"stdout": "a\nb\n", "stderr": "A\nB\n"} == streams(await running)
+
+
+async def test_a_terminal_has_one_stream_input_of_its_own_and_a_size(
+    here: Here, live: Live, box: Box
+) -> None:
+    size = {"size": {"rows": 7, "cols": 9}}
+    script = "stty size; read x; stty size; echo $x"
+    running = asyncio.ensure_future(box.run("sh", "-c", script, tag="t", pty=size))
+    await box.until_listed("t")
+    selector = {"process": {"tag": "t"}}
+    wrong = {**selector, "input": {"stdin": given("x\n")}}
+    assert 400 == (await box.rpc("SendInput", wrong))[0]
+    (run,) = here.execs.running_of(live.sandbox_id)
+    async with asyncio.timeout(30):
+        while not any(run.spool.totals):
+            await asyncio.sleep(0.002)
+    changed = {**selector, "pty": {"size": {"rows": 3, "cols": 4}}}
+    assert (200, {}) == await box.rpc("Update", changed)
+    right = {**selector, "input": {"pty": given("typed\n")}}
+    assert (200, {}) == await box.rpc("SendInput", right)
+    found = streams(await running)
+    assert ["pty"] == [*found]
+    assert ["7", "9", "typed", "3", "4", "typed"] == found["pty"].split()
+
+
+async def test_variables_of_a_client_win_over_those_that_tell_of_the_sandbox(box: Box) -> None:
+    show = ("sh", "-c", "echo $E2B_SANDBOX $E2B_TEMPLATE_ID")
+    assert "true base\n" == said(await box.run(*show))
+    envs = {"E2B_SANDBOX": "mine"}
+    assert "mine base\n" == said(await box.run(*show, process={"envs": envs}))
+
+
+async def test_of_two_with_a_tag_the_newer_is_meant_and_a_killed_one_is_not_found_again(
+    box: Box,
+) -> None:
+    first = asyncio.ensure_future(box.run("sleep", "1000", tag="t"))
+    await box.until_listed("t")
+    second = asyncio.ensure_future(box.run("sleep", "1001", tag="t"))
+    async with asyncio.timeout(30):
+        while ["t", "t"] != await box.tags():
+            await asyncio.sleep(0.002)
+    for left in ([["1000"]], []):
+        kill = {"process": {"tag": "t"}, "signal": "SIGNAL_SIGKILL"}
+        assert 200 == (await box.rpc("SendSignal", kill))[0]
+        _, form = await box.rpc("List", {})
+        assert left == [each["config"]["args"] for each in form["processes"]]
+    await asyncio.gather(first, second)
+
+
+async def test_input_that_is_not_read_is_given_up(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_STALL_S", 0.05)
+    running = asyncio.ensure_future(box.run("sleep", "1000", tag="t", stdin=True))
+    await box.until_listed("t")
+    form = {"process": {"tag": "t"}, "input": {"stdin": given("x" * (1 << 20))}}
+    status, answer = await box.rpc("SendInput", form)
+    assert (504, "deadline_exceeded") == (status, answer["code"])
+    await box.rpc("SendSignal", {"process": {"tag": "t"}, "signal": "SIGNAL_SIGKILL"})
+    await running
+
+
 def status(**more: Any) -> Any:
     return SimpleNamespace(
         **{"exit_code": 0, "signal": None, "timed_out": False, "killed_by": None, **more}
