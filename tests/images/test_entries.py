@@ -183,3 +183,124 @@ def test_what_is_said_of_an_entry_is_bounded(kind: bytes) -> None:
     assert 0 == found.size
     with pytest.raises(DamagedError, match=f"header of {most + 1} bytes"):
         first(header(kind, b"%011o\0" % (most + 1)) + content + bytes(512) + header())
+
+
+def head(
+    name: bytes = b"name",
+    kind: bytes = b"0",
+    *,
+    size: bytes = b"%011o\0" % 0,
+    mode: bytes = b"0000644\0",
+    link: bytes = b"",
+    magic: bytes = b"",
+    prefix: bytes = b"",
+) -> bytes:
+    """A header with these fields and the sum that fits them."""
+    plain = name.ljust(100, b"\0") + mode + b"0000000\0" * 2 + size + b"%011o\0" % 0
+    plain += b" " * 8 + kind + link.ljust(100, b"\0") + magic.ljust(88, b"\0") + prefix
+    plain = plain.ljust(512, b"\0")
+    return plain[:148] + b"%06o\0 " % sum(plain) + plain[156:]
+
+
+def extended(*records: bytes, kind: bytes = b"x") -> bytes:
+    """An extended header of `NAME=VALUE` records, each with its length."""
+    lines = []
+    for each in records:
+        size = len(each) + 3
+        size += size > 9
+        size += size > 99
+        lines.append(b"%d %s\n" % (size, each))
+    return raw(b"".join(lines), kind)
+
+
+def raw(content: bytes, kind: bytes) -> bytes:
+    return head(kind=kind, size=b"%011o\0" % len(content)) + content + bytes(-len(content) % 512)
+
+
+def every(data: bytes) -> list[Entry]:
+    entries, found = Entries(Pieces(data + bytes(1024), [700])), []
+    while (entry := entries.next()) is not None:
+        found.append(entry)
+    return found
+
+
+def test_what_is_said_of_one_entry_wins_over_what_is_said_of_all(tmp_path: Path) -> None:
+    """A global header is of every entry after it; one of an entry is of no other."""
+    data = (
+        extended(b"path=of-all", b"mtime=7", kind=b"g")
+        + head()
+        + extended(b"path=own", b"mtime=8.5")
+        + head()
+        + head()
+        + extended(b"mtime=9", kind=b"g")
+        + head()
+    )
+    assert [
+        ("of-all", 7 * 10**9),
+        ("own", 8_500_000_000),
+        ("of-all", 7 * 10**9),
+        ("of-all", 9 * 10**9),
+    ] == [(each.name, each.modified_ns) for each in every(data)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_name_of_an_extended_header_wins_over_gnus(is_first: bool) -> None:
+    own = extended(b"path=own", b"linkpath=there")
+    gnus = raw(b"long\0", b"L") + raw(b"far\0", b"K")
+    data = (own + gnus if is_first else gnus + own) + head(kind=b"2", link=b"short")
+    data += head(b"short") + gnus + head(kind=b"2", link=b"short")
+    assert [("own", "there"), ("short", ""), ("long", "far")] == [
+        (each.name, each.target) for each in every(data)
+    ]
+
+
+def test_only_a_file_has_content_whatever_its_header_says() -> None:
+    big = b"%011o\0" % 700
+    for kind in (b"1", b"2", b"3", b"4", b"5", b"6"):
+        found = every(head(kind=kind, size=big, link=b"x") + head(b"next"))
+        assert [("name", 0), ("next", 0)] == [(each.name, each.size) for each in found], kind
+    (file, after) = every(head(size=big) + b"c" * 700 + bytes(324) + head(b"next"))
+    assert (700, "next") == (file.size, after.name)
+    (file, after) = every(extended(b"size=3") + head() + b"abc" + bytes(509) + head(b"next"))
+    assert (3, "next") == (file.size, after.name)
+    with pytest.raises(DamagedError, match="negative size"):
+        every(extended(b"size=-1") + head())
+
+
+def test_a_name_has_a_prefix_in_one_dialect_only() -> None:
+    """Where it is, GNU's has times."""
+    for magic, name in ((b"ustar\x0000", "before/name"), (b"ustar  \0", "name"), (b"", "name")):
+        (found,) = every(head(magic=magic, prefix=b"before"))
+        assert name == found.name, magic
+
+
+@pytest.mark.parametrize("kind", [b"S", b"D", b"V", b"M", b"N", b"A", b"8", b"\xff"])
+def test_an_entry_of_another_type_is_refused(kind: bytes) -> None:
+    with pytest.raises(DamagedError, match="not allowed in a layer"):
+        every(head(kind=kind))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"x path=a\n", b"0 path=a\n", b"10 path=ab", b"9 path=ab\n", b"8 path-a\n", b"99 path=a\n", b"path=a\n",
+     b" path=a\n", b"-9 path=a\n", b"9 path=a", b"000000000000000000000009 path=a\n"],
+)  # fmt: skip
+def test_an_extended_header_that_is_damaged_is_refused(content: bytes) -> None:
+    assert "a" == every(raw(b"9 path=a\n", b"x") + head())[0].name, "the control"
+    assert "a" == every(raw(b"9 path=a\n\0\0", b"x") + head())[0].name, "zeros may follow"
+    with pytest.raises(DamagedError, match="damaged"):
+        every(raw(content, b"x") + head())
+
+
+@pytest.mark.parametrize(
+    ("field", "mode"),
+    [(b"0000644\0", 0o644), (b"    644 ", 0o644), (b"644\0\0\0\0\0", 0o644), (bytes(8), 0),
+     (b"00106755", 0o6755), (b"\x80" + bytes(5) + b"\x01\xed", 0o755), (b"x000644\0", None), (b"0000648\0", None)],
+)  # fmt: skip
+def test_numbers_are_octal_or_binary(field: bytes, mode: int | None) -> None:
+    data = head(mode=field)
+    if mode is None:
+        with pytest.raises(DamagedError, match="is not a number"):
+            every(data)
+    else:
+        assert [mode] == [each.mode for each in every(data)]
