@@ -295,7 +295,8 @@ def test_an_extended_header_that_is_damaged_is_refused(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "mode"),
     [(b"0000644\0", 0o644), (b"    644 ", 0o644), (b"644\0\0\0\0\0", 0o644), (bytes(8), 0),
-     (b"00106755", 0o6755), (b"\x80" + bytes(5) + b"\x01\xed", 0o755), (b"x000644\0", None), (b"0000648\0", None)],
+     (b"00106755", 0o6755), (b"\x80" + bytes(5) + b"\x01\xed", 0o755), (b"x000644\0", None),
+     (b"0000648\0", None)],
 )  # fmt: skip
 def test_numbers_are_octal_or_binary(field: bytes, mode: int | None) -> None:
     data = head(mode=field)
