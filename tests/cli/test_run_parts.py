@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal as signal
 import errno
+import functools
 import os
 import socket
 import subprocess
@@ -335,6 +336,172 @@ class TestSupervisor:
         supervisor.drain()
         assert not supervisor.flows.over
         run.close()
+
+    @pytest.mark.parametrize(
+        ("changes", "forks_refused", "said"),
+        [
+            ({}, False, ""),
+            ({}, True, "no more processes could be started"),
+            ({"exit_code": None, "signal": 9, "oom_killed": True}, False, "its memory limit"),
+            ({"exit_code": None, "signal": 9, "timed_out": True}, False, "timed out after 1.5 s"),
+            ({"exit_code": None, "signal": 9}, False, ""),
+        ],
+    )
+    def test_it_says_what_the_command_cannot(
+        self,
+        bell: Bell,
+        changes: dict[str, Any],
+        forks_refused: bool,
+        said: str,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        run = Run(self.status(**changes))
+        supervisor = self.supervisor(bell, run, timeout_s=1.5)
+        supervisor.sandbox.stats = lambda: SimpleNamespace(forks_refused=forks_refused)
+        run.end()
+        supervisor.wait()
+        supervisor._conclude()
+        told = capfd.readouterr().err
+        assert (said in told, bool(said)) == (True, bool(told))
+        run.close()
+
+    def test_the_end_of_input_is_typed_on_a_terminal_and_closes_a_pipe(self, bell: Bell) -> None:
+        for pty, left in ((None, b""), ((24, 80), tty.END_OF_INPUT)):
+            run: Any = Run()
+            read, write = os.pipe()
+            run.stdin, run.close_stdin = write, functools.partial(os.close, write)
+            self.supervisor(bell, run, pty=pty)._end_input()
+            os.set_blocking(read, False)
+            assert left == os.read(read, 9)
+            os.close(read)
+            if left:
+                os.close(write)
+            run.close()
+
+    def test_a_signal_of_the_terminal_stops_the_sandbox_with_us_and_a_size_is_its_own(
+        self, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run: Any = Run()
+        supervisor = self.supervisor(bell, run)
+        told: list[Any] = []
+        run.resize = lambda *size: told.append(size)
+        supervisor.sandbox.suspend = lambda: told.append("suspend")
+        supervisor.sandbox.resume = lambda: told.append("resume")
+        supervisor._terminal = SimpleNamespace(
+            restore=lambda: told.append("ours"), enter=lambda: told.append("its")
+        )
+        monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+        monkeypatch.setattr(tty, "size_of", lambda *fds: (7, *fds))
+        os.write(
+            bell._ring, bytes([signal.SIGTSTP, signal.SIGWINCH, signal.SIGUSR1, signal.SIGCHLD])
+        )
+        supervisor._listen(run)
+        stopped = (os.getpid(), signal.SIGSTOP)
+        assert ["suspend", "ours", stopped, "its", "resume", (7, 1, 0, 2)] == told
+        assert [(signal.SIGUSR1, False)] == run.sent
+        run.close()
+
+
+class TestProvision:
+    """Where namespaces are refused, `--anywhere` takes what is weaker, by steps and never unsaid."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        from ringfence.backends import registry
+        from ringfence.errors import IsolationError
+
+        asked: list[Any] = []
+
+        def provision(spec: SandboxSpec, name: str | None = None) -> Any:
+            asked.append((name, tuple(spec.allow_degraded)))
+            if name in self.refusing:
+                raise IsolationError("no namespaces here")
+            return f"by {name}"
+
+        monkeypatch.setattr(registry, "provision", provision)
+        return asked
+
+    refusing: tuple[str | None, ...] = ()
+
+    def mask(self, monkeypatch: pytest.MonkeyPatch, masks: list[str]) -> None:
+        from ringfence.backends.local.host import mountinfo
+
+        monkeypatch.setattr(mountinfo, "masks_of_proc", lambda: masks)
+
+    def test_what_can_be_had_is_taken_and_without_the_option_nothing_weaker(
+        self, asked: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        spec = SandboxSpec(allow_degraded=("cpu_limit",))
+        monkeypatch.setattr(TestProvision, "refusing", ())
+        assert "by None" == run._provision(spec, {"anywhere": True})
+        assert "by gvisor" == run._provision(spec, {"anywhere": True, "backend": "gvisor"})
+        monkeypatch.setattr(TestProvision, "refusing", (None, "gvisor"))
+        self.mask(monkeypatch, ["/proc/kcore"])
+        for given in ({}, {"backend": "gvisor"}, {"anywhere": True, "backend": "gvisor"}):
+            with pytest.raises(Exception, match="no namespaces"):
+                run._provision(spec, given)
+        assert {("cpu_limit",)} == {degraded for _, degraded in asked}
+        assert "" == capfd.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("masks", "native", "found"),
+        [
+            (["/proc/kcore"], True, "native"),
+            (["/proc/kcore"], False, "landlock"),
+            ([], True, "landlock"),
+        ],
+    )
+    def test_first_the_proc_of_the_container_then_no_namespaces(
+        self,
+        asked: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+        masks: list[str],
+        native: bool,
+        found: str,
+    ) -> None:
+        monkeypatch.setattr(TestProvision, "refusing", (None,) if native else (None, "native"))
+        self.mask(monkeypatch, masks)
+        spec = SandboxSpec(allow_degraded=("cpu_limit",))
+        assert f"by {found}" == run._provision(spec, {"anywhere": True})
+        allowed = {"native": ("cpu_limit", "namespaces"), "landlock": ("cpu_limit",)}
+        assert (found, allowed[found]) == asked[-1], "less is allowed for that one attempt alone"
+        told = capfd.readouterr().err
+        assert ("/proc of this container" if found == "native" else "without namespaces") in told
+        assert "no namespaces here" in told
+
+
+class TestWarnings:
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({}, ""),
+            ({"memory": "1g"}, "warning: --memory: degraded on this host"),
+            ({"memory": "1g", "cpus": "1"}, "--memory and --cpus: degraded, missing on"),
+            ({"memory": "1g", "allow-degraded": ["memory_limit"]}, ""),
+            (
+                {"memory": "1g", "cpus": "1", "allow-degraded": ["memory_limit"]},
+                "warning: --cpus: missing",
+            ),
+            ({"memory": "1g", "allow-degraded": ["*"]}, ""),
+            ({"pids": "5"}, ""),
+        ],
+    )
+    def test_a_limit_that_was_asked_for_and_holds_less_is_named_unless_that_is_allowed(
+        self, given: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        from ringfence.model.capabilities import Protection
+
+        found = [
+            Protection("memory_limit", "degraded", "x"),
+            Protection("cpu_limit", "missing", "x"),
+            Protection("pids_limit", "enforced"),
+            Protection("disk_quota", "missing", "x"),
+        ]
+        sandbox: Any = SimpleNamespace(protections=lambda: found)
+        run._warn_of_weak_limits(given, sandbox)
+        told = capfd.readouterr().err
+        assert (said in told, bool(said)) == (True, bool(told))
 
 
 class TestRequests:
