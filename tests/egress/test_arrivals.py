@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence import NetworkLimits, NetworkPolicy
-from ringfence.egress import control, record
+from ringfence.egress import control, record, rules
 from ringfence.egress.control import Control
 from ringfence.egress.host.served import MOST_EVENTS, Served
 from ringfence.egress.io.loop import Loop, sleep
@@ -244,6 +244,46 @@ def test_a_policy_that_cannot_be_read_changes_nothing(make: Make) -> None:
         assert all(one is other for one, other in zip(before, now, strict=True))
     sandbox.apply(good)
     assert ("b.test",) == sandbox.policy.allowed_hosts
+
+
+def test_decisions_that_are_remembered_are_bounded_and_end_with_the_policy(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program inside chooses the names and addresses that it asks for."""
+    sandbox = make().sandbox
+    assert 4096 == rules._MOST_KEPT
+    monkeypatch.setattr(rules, "_MOST_KEPT", 3)
+    remembered = ("_names_judged", "_addresses_judged", "_terminated")
+    for number in range(10):
+        assert not sandbox.judge_name(f"n{number}.test", 80)
+        assert not sandbox.judge_address(None, f"192.0.2.{number}", 80)
+        assert not sandbox.terminates(f"n{number}.test", 80)
+        assert all(1 <= len(getattr(sandbox, name)) <= 3 for name in remembered)
+    sandbox.rejudge()
+    assert [0, 0, 0] == [len(getattr(sandbox, name)) for name in remembered]
+
+
+def test_an_authority_is_read_once_while_it_is_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificates would be made anew for each change of the policy."""
+    scene = make()
+    read: list[Any] = []
+
+    def authority_of(given: Any) -> Any:
+        read.append(given)
+        return None if given is None else object()
+
+    monkeypatch.setattr(scene.commons, "authority_of", authority_of)
+    settings = scene._settings(NetworkPolicy.parse("a.test"))
+    found = []
+    for given in ({"cert": "1"}, {"cert": "1"}, {"cert": "2"}, None, None, {"cert": "1"}):
+        scene.sandbox.apply({**settings, "ca": given})
+        found.append(scene.sandbox.authority)
+    assert [{"cert": "1"}, {"cert": "2"}, None, {"cert": "1"}] == read
+    assert found[0] is found[1]
+    assert len({id(each) for each in (found[0], found[2], found[5])}) == 3
+    assert [None, None] == found[3:5]
 
 
 # -- what is told --------------------------------------------------------------------------------

@@ -242,6 +242,102 @@ def relayed(egress: Egress, sandbox_id: str) -> None:
             sock.close()
 
 
+TOKEN = bytes(range(16))
+
+
+def reach(
+    egress: Egress, policy: NetworkPolicy, said: bytes
+) -> tuple[socket.socket, socket.socket]:
+    """Serve a sandbox whose agent says where connections lead; one to a server of ours, and its other end."""
+    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
+    place, fds = tcp.getsockname(), [tcp.detach(), udp.detach()]
+    egress.serve(ONE, policy, {}, None, fds, token=TOKEN.hex())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(place)
+        leads = bytes(10) + b"\xff\xff" + socket.inet_aton("127.0.0.1")
+        client.sendall(TOKEN + leads + listener.getsockname()[1].to_bytes(2, "big") + said)
+        listener.settimeout(30)
+        server, _ = listener.accept()
+    for sock in (client, server):
+        sock.settimeout(30)
+    return client, server
+
+
+def test_what_goes_on_is_told_after_what_was_and_counts_once_it_has_ended(egress: Egress) -> None:
+    here = NetworkPolicy(allowed_hosts=("127.0.0.0/8",))
+    client, server = reach(egress, here, b"out")
+    with client, server:
+        assert b"out" == server.recv(9)
+        server.sendall(b"back")
+        assert b"back" == client.recv(9)
+        port = server.getsockname()[1]
+        (going_on,) = egress.events(ONE)
+        assert ("127.0.0.1", port, True, 3, 4) == (
+            going_on.address,
+            going_on.port,
+            going_on.allowed,
+            going_on.bytes_out,
+            going_on.bytes_in,
+        )
+        assert ONE == going_on.sandbox_id
+        assert [] == egress.events(OTHER)
+        assert (0, 0) == (egress.totals(ONE)["allowed"], egress.totals(ONE)["bytes_in"])
+        egress.change(ONE, here, {}, None, token=TOKEN.hex())
+        server.sendall(b"more")
+        assert b"more" == client.recv(9), "what is allowed as before goes on"
+        egress.change(ONE, NetworkPolicy.parse("a.test"), {}, None, token=TOKEN.hex())
+        with pytest.raises(ConnectionResetError):
+            client.recv(9)
+        (ended,) = egress.events(ONE)
+        assert ("no longer allowed: ", 8) == (ended.reason[:19], ended.bytes_in)
+        assert {"allowed": 1, "refused": 0, "missed": 0, "bytes_in": 8, "bytes_out": 3} == (
+            egress.totals(ONE)
+        )
+
+
+def test_what_a_sandbox_had_open_is_cut_and_told_when_it_is_dropped(egress: Egress) -> None:
+    client, server = reach(egress, NetworkPolicy(allowed_hosts=("127.0.0.0/8",)), b"out")
+    with client, server:
+        assert b"out" == server.recv(9)
+        (ended,) = egress.drop(ONE)
+        assert ("the sandbox is gone", 3) == (ended.reason, ended.bytes_out)
+        with pytest.raises(ConnectionResetError):
+            client.recv(9)
+    assert [] == egress.events(ONE)
+    assert dict.fromkeys(egress.totals(ONE), 0) == egress.totals(ONE)
+
+
+def test_a_bound_of_bytes_is_set_and_changed(egress: Egress) -> None:
+    here = NetworkPolicy(allowed_hosts=("127.0.0.0/8",))
+    client, server = reach(egress, here, b"out")
+    with client, server:
+        assert b"out" == server.recv(9)
+        egress.change(ONE, here, {}, 5, token=TOKEN.hex())
+        client.sendall(b"morethan")
+        heard = b""
+        try:
+            while more := server.recv(9):
+                heard += more
+        except ConnectionResetError:
+            pass
+        assert b"mo" == heard, "with those of before it is five"
+        (ended,) = egress.events(ONE)
+        assert ("used up its network bytes" in ended.reason, 5) == (True, ended.bytes_out)
+
+
+def test_nobody_else_is_told_of_after_a_listener_was_taken_back(egress: Egress) -> None:
+    heard: list[NetworkEvent] = []
+    port = serve(egress, ONE)
+    egress.check(ONE)
+    egress.listen(OTHER, heard.append)
+    for listener in (heard.append, None):
+        egress.listen(ONE, listener)
+        refused(port)
+        egress.totals(ONE)
+    assert 1 == len(heard)
+    assert 2 == len(egress.events(ONE))
+
+
 def test_what_is_dropped_while_its_process_is_replaced_is_dropped_by_the_next_one_too(
     egress: Egress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,40 @@ def test_a_server_that_speaks_first_has_as_long_as_it_likes_from_then_on(
 
 
 @pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("said", "is_done"), [(b"\0raw", True), (b"hello world\n", True), (b"hello", False)]
+)
+@pytest.mark.parametrize("port", [443, 9000])
+def test_what_a_client_says_before_its_server_waits_only_where_tls_is_expected(
+    make: Make, port: int, said: bytes, is_done: bool
+) -> None:
+    """Then it is passed on as a whole; what was not told apart yet is looked at further."""
+    scene = make(header_s=5.0)
+    with scene.begin(port, said) as client:
+        dialled(scene)
+        if port == 443:
+            scene.settle()
+            assert b"" == scene._hear(), "one that speaks TLS would not speak first"
+            scene.answer(b"220 hello")
+            assert b"220 hello" == client.recv(99)
+        scene.settle()
+        assert said == scene._hear()
+        (connection,) = scene.sandbox.connections
+        assert is_done == connection.is_opaque, "by a policy that judges requests it is cut"
+        client.sendall(b" HTTP/1.1\r\n")
+        scene.settle()
+        if is_done:
+            assert b" HTTP/1.1\r\n" == scene._hear()
+            assert [] == ends(scene)
+        else:
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+            assert b"" == scene._hear()
+            (reason,) = ends(scene)
+            assert "HTTP that starts like no client's" in reason
+
+
+@pytest.mark.anyone
 @pytest.mark.parametrize("said", [b"", b"\0raw"])
 def test_neither_side_is_waited_for_without_end_where_only_tls_may_be_spoken(
     make: Make, said: bytes

@@ -116,6 +116,15 @@ def test_an_old_answer_is_asked_for_again(names: Names) -> None:
     assert ["a.test"] * 2 == names.asked
 
 
+@pytest.mark.parametrize("name", ["empty.test", "bad.test"])
+def test_that_there_is_no_answer_is_not_kept(names: Names, name: str) -> None:
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"no address|not known"):
+            names.wait(names.ask("one", name))
+    assert [name] * 2 == names.asked
+    assert {} == names.resolver._kept
+
+
 def test_so_many_answers_are_kept_and_no_more(names: Names) -> None:
     for start in range(0, 1200, 100):
         names.wait(*(names.ask("one", f"{start + n}.test") for n in range(100)))

@@ -14,8 +14,9 @@ from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
 from ringfence.egress import reach
 from ringfence.egress.inbound import Inbound, Unruled
 from ringfence.egress.rules import exact_names, read_policy
+from ringfence.egress.tls.hello import _RETRY
 from ringfence.linux.destination import packed
-from tests.egress.hellos import message, records, sni
+from tests.egress.hellos import ECH, message, records, sni, vector
 from tests.egress.one_sandbox import Scene
 from tests.egress.scene import tcp_pair
 
@@ -371,3 +372,41 @@ def test_bytes_are_those_before_and_after_a_hello_was_looked_at(
     event: dict[str, Any] = scene.events[-1]
     assert (len(heard), len(received)) == (event["bytes_out"], event["bytes_in"])
     assert len(heard) + len(received) == scene.sandbox.meter.moved_bytes
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (records(message(sni(b"a.test"))), ""),
+        (records(message(sni(b"b.test"))), "TLS for 'b.test' in a connection for a.test"),
+        (records(message()), "without a server name"),
+        (records(message(sni(b"a.test"), (ECH, b"\0"))), "(ECH)"),
+    ],
+)
+def test_a_second_hello_is_looked_at_as_the_first_and_the_servers_message_counted(
+    made: Callable[[NetworkPolicy], Scene], second: bytes, why: str
+) -> None:
+    """Servers are expected to compare both: one that does not would serve another name."""
+    hello = records(message(sni(b"a.test")))
+    again = records(bytes([2]) + vector(3, b"\x03\x03" + _RETRY + b"\0\x13\x01\0"))
+    scene = made(ALL)
+    with scene.begin(443, hello) as client:
+        while not scene._servers:
+            scene.settle()
+        scene.answer(again)
+        assert (hello, again) == (scene._hear(), client.recv(999))
+        client.sendall(second)
+        scene.settle()
+        if why:
+            assert (b"", True) == (scene._hear(), is_reset(client))
+        else:
+            assert second == scene._hear()
+            scene.answer(b"more")
+            assert b"more" == client.recv(99), "and the first message is not sent twice"
+        scene.sandbox.close()
+        scene.settle()
+    event: dict[str, Any] = scene.events[-1]
+    heard = (len(hello) + (0 if why else len(second)), len(again) + (0 if why else 4))
+    assert (*heard, True) == (event["bytes_out"], event["bytes_in"], why in event["reason"])
+    assert sum(heard) == scene.sandbox.meter.moved_bytes
