@@ -280,8 +280,17 @@ async def test_variables_of_a_client_win_over_those_that_tell_of_the_sandbox(box
 
 
 async def test_of_two_with_a_tag_the_newer_is_meant_and_a_killed_one_is_not_found_again(
-    box: Box,
+    box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The answer comes once it has ended, be that soon or late."""
+    waited: list[bool] = []
+
+    async def wait_for(run: Any, _patience_s: float) -> None:
+        await real(run, 30.0)
+        waited.append(run.done.done())
+
+    real = processes.wait_for
+    monkeypatch.setattr(processes, "wait_for", wait_for)
     first = asyncio.ensure_future(box.run("sleep", "1000", tag="t"))
     await box.until_listed("t")
     second = asyncio.ensure_future(box.run("sleep", "1001", tag="t"))
@@ -293,6 +302,7 @@ async def test_of_two_with_a_tag_the_newer_is_meant_and_a_killed_one_is_not_foun
         assert 200 == (await box.rpc("SendSignal", kill))[0]
         _, form = await box.rpc("List", {})
         assert left == [each["config"]["args"] for each in form["processes"]]
+    assert [True, True] == waited
     await asyncio.gather(first, second)
 
 
