@@ -433,8 +433,10 @@ class TestProvision:
     ) -> None:
         spec = SandboxSpec(allow_degraded=("cpu_limit",))
         monkeypatch.setattr(TestProvision, "refusing", ())
-        assert "by None" == run._provision(spec, {"anywhere": True})
-        assert "by gvisor" == run._provision(spec, {"anywhere": True, "backend": "gvisor"})
+        found: Any = run._provision(spec, {"anywhere": True})
+        assert "by None" == found
+        found = run._provision(spec, {"anywhere": True, "backend": "gvisor"})
+        assert "by gvisor" == found
         monkeypatch.setattr(TestProvision, "refusing", (None, "gvisor"))
         self.mask(monkeypatch, ["/proc/kcore"])
         for given in ({}, {"backend": "gvisor"}, {"anywhere": True, "backend": "gvisor"}):
@@ -463,7 +465,8 @@ class TestProvision:
         monkeypatch.setattr(TestProvision, "refusing", (None,) if native else (None, "native"))
         self.mask(monkeypatch, masks)
         spec = SandboxSpec(allow_degraded=("cpu_limit",))
-        assert f"by {found}" == run._provision(spec, {"anywhere": True})
+        provisioned: Any = run._provision(spec, {"anywhere": True})
+        assert f"by {found}" == provisioned
         allowed = {"native": ("cpu_limit", "namespaces"), "landlock": ("cpu_limit",)}
         assert (found, allowed[found]) == asked[-1], "less is allowed for that one attempt alone"
         told = capfd.readouterr().err

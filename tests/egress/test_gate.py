@@ -131,14 +131,17 @@ def test_a_server_that_speaks_first_has_as_long_as_it_likes_from_then_on(
 @pytest.mark.parametrize(
     ("said", "is_done"), [(b"\0raw", True), (b"hello world\n", True), (b"hello", False)]
 )
+@pytest.mark.parametrize("is_slow", [False, True])
 @pytest.mark.parametrize("port", [443, 9000])
 def test_what_a_client_says_before_its_server_waits_only_where_tls_is_expected(
-    make: Make, port: int, said: bytes, is_done: bool
+    make: Make, port: int, is_slow: bool, said: bytes, is_done: bool
 ) -> None:
     """Then it is passed on as a whole; what was not told apart yet is looked at further."""
     scene = make(header_s=5.0)
-    with scene.begin(port, said) as client:
+    with scene.begin(port, b"" if is_slow else said) as client:
         dialled(scene)
+        if is_slow:
+            client.sendall(said)
         if port == 443:
             scene.settle()
             assert b"" == scene._hear(), "one that speaks TLS would not speak first"
