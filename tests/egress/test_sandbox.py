@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
-from ringfence.egress import reach
+from ringfence.egress import reach, rules
 from ringfence.egress.inbound import Inbound, Unruled
 from ringfence.egress.rules import exact_names, read_policy
+from ringfence.egress.tls.ca import Authority
 from ringfence.egress.tls.hello import _RETRY
+from ringfence.egress.tls.terminator import Terminator
 from ringfence.linux.destination import packed
 from tests.egress.hellos import ECH, message, records, sni, vector
 from tests.egress.one_sandbox import Scene
@@ -410,3 +412,102 @@ def test_a_second_hello_is_looked_at_as_the_first_and_the_servers_message_counte
     heard = (len(hello) + (0 if why else len(second)), len(again) + (0 if why else 4))
     assert (*heard, True) == (event["bytes_out"], event["bytes_in"], why in event["reason"])
     assert sum(heard) == scene.sandbox.meter.moved_bytes
+
+
+# -- another policy, other limits ------------------------------------------------------------------
+
+
+@pytest.mark.anyone
+def test_the_authority_is_the_one_that_was_given_last(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene, terminator = made(ALL), Terminator()
+    scene.commons.terminator = terminator
+    one, other = (terminator.make(["a.test"]) for _ in range(2))
+
+    def apply(ca: dict[str, str] | None) -> Authority | None:
+        scene.sandbox.apply({**scene._settings(ALL), "ca": ca})
+        return scene.sandbox.authority
+
+    first = apply(one)
+    assert first is not None
+    assert one["cert"] == first.certificate
+    assert first is apply(dict(one)), "what it has signed stays good"
+    second = apply(other)
+    assert second is not None
+    assert other["cert"] == second.certificate
+    assert apply(None) is None
+
+
+@pytest.mark.anyone
+def test_new_limits_hold_for_what_comes_then(made: Callable[[NetworkPolicy], Scene]) -> None:
+    scene = made(ALL)
+    for limits, refusal in (
+        (NetworkLimits(), ""),
+        (NetworkLimits(connections_per_s=1), "too many new connections a second"),
+        (NetworkLimits(), ""),
+    ):
+        scene.change(replace(ALL, limits=limits))
+        for _ in range(2):
+            scene.say(9000, [b"\0raw"])
+        reasons = [each["reason"] for each in scene.events if each["kind"] == "tcp"]
+        assert refusal == reasons[-1]
+    moved = scene.sandbox.meter.moved_bytes
+    assert moved
+    scene.sandbox.apply({**scene._settings(ALL), "network_bytes": moved})
+    assert b"" == scene.say(9000, [b"\0raw"])
+    assert "network bytes" in scene.events[-1]["reason"]
+    scene.sandbox.apply({**scene._settings(ALL), "network_bytes": moved + 100})
+    assert b"\0raw" == scene.say(9000, [b"\0raw"])
+
+
+@pytest.mark.anyone
+def test_names_of_the_policy_keep_their_addresses_however_many_are_asked_for(
+    made: Callable[[NetworkPolicy], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = made(ALL)
+    scene.change(NetworkPolicy.parse(f"b.test,*.c.test,{HERE}"))
+    names = scene.sandbox.names
+    kept = names.addresses("b.test")
+    assert {"b.test"} == set(names._pinned)
+    assert "b.test" == names.name_at(kept[0])
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize(
+    ("address", "port", "is_proxy", "is_resolver"),
+    [
+        ("198.18.0.1", 3128, True, False), ("198.18.0.1", 80, True, False),
+        ("2001:2::1", 3128, True, False), ("127.0.0.1", 1021, True, False),
+        ("::1", 1021, True, False), ("127.9.9.9", 1021, True, False),
+        ("127.0.0.1", 3128, False, False), ("198.18.0.2", 1021, False, False),
+        ("203.0.113.1", 1021, False, False), ("127.0.0.53", 53, False, True),
+        ("127.0.0.53", 54, False, False), ("127.0.0.54", 53, False, False),
+    ],
+)  # fmt: skip
+def test_where_the_proxy_and_the_resolver_are(
+    made: Callable[[NetworkPolicy], Scene],
+    address: str,
+    port: int,
+    is_proxy: bool,
+    is_resolver: bool,
+) -> None:
+    sandbox = made(ALL).sandbox
+
+    assert is_proxy == sandbox.is_proxy(packed(address), port)
+    assert is_resolver == sandbox.is_resolver(packed(address), port)
+
+
+@pytest.mark.anyone
+def test_decisions_that_are_remembered_do_not_pile_up(
+    made: Callable[[NetworkPolicy], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_MOST_KEPT", 3)
+    sandbox = made(ALL).sandbox
+    for n in range(10):
+        assert sandbox.judge_name("a.test", n + 1)
+        assert not sandbox.judge_name(f"{n}.test", 80)
+        assert not sandbox.terminates("a.test", n + 1)
+        assert not sandbox.judge_address(None, f"203.0.113.{n}", 80)
+    for kept in (sandbox._names_judged, sandbox._terminated, sandbox._addresses_judged):
+        assert 1 <= len(kept) <= 3

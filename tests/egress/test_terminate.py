@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringfence.egress.http.site import Site
-from ringfence.egress.io.loop import sleep
+from ringfence.egress.io.loop import Loop, both, sleep
 from ringfence.egress.io.streams import SocketStream
 from ringfence.egress.refused import Refused
 from ringfence.egress.tls import terminate
@@ -21,7 +21,17 @@ from ringfence.egress.tls.stream import TlsStream
 from ringfence.model.net.network import NetworkLimits
 from ringfence.model.net.rules import Credential, NetworkRule
 from tests.egress.hellos import of_this_library
-from tests.egress.scene import ANSWER, QUICK, Outcome, Script, a_site, all_of, play, until
+from tests.egress.scene import (
+    ANSWER,
+    QUICK,
+    Outcome,
+    Script,
+    a_site,
+    all_of,
+    play,
+    tcp_pair,
+    until,
+)
 from tests.egress.smuggling import head, post
 
 if TYPE_CHECKING:
@@ -416,6 +426,54 @@ def resets(_outcome: Outcome) -> Script:
         stream.abort()
 
     return talk
+
+
+def test_what_a_client_complains_of_is_on_record() -> None:
+    outcome = play(client(head(), trusting(OF_WORLD)), server(), site(), through())
+
+    assert "(tlsv1 alert unknown ca)" in outcome.reason
+
+
+def test_who_reads_goes_on_after_a_long_write_of_another() -> None:
+    """Both have something to flush, and one of them waits for its turn."""
+    size = 5_000_000
+    received = bytearray()
+
+    async def upload(stream: TlsStream) -> None:
+        await stream.write(b"x" * size)
+
+    async def answer(stream: TlsStream) -> None:
+        received.extend(await until(stream, b"done"))
+
+    async def ours(below: Stream) -> None:
+        stream = TlsStream(below, trusting(OF_SANDBOX), server_name="a.test")
+        await stream.handshake()
+        await both(upload(stream), answer(stream))
+        await stream.end()
+        stream.close()
+
+    async def theirs(below: Stream) -> None:
+        stream = TlsStream(below, OF_SANDBOX.context("a.test"))
+        await stream.handshake()
+        await stream.write(b"begun")
+        await sleep(0.05)  # so that nobody reads, and the other side's writer has to wait
+        left = size
+        while left:
+            left -= len(await stream.read(1 << 16))
+        await stream.write(b"done")
+        await all_of(stream)
+        stream.close()
+
+    async def scene() -> None:
+        one, other = tcp_pair()
+        await both(ours(SocketStream(one)), theirs(SocketStream(other)))
+
+    loop = Loop()
+    try:
+        loop.run_until_done(scene())
+    finally:
+        loop.close()
+    assert b"begundone" == received
 
 
 def test_an_alert_arrives_though_the_client_said_more() -> None:
