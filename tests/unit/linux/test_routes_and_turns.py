@@ -63,6 +63,20 @@ def test_routes_come_and_go() -> None:
     assert [[], []] == [first, last]
 
 
+def test_what_goes_there_comes_from_the_address_that_the_route_names() -> None:
+    def sources() -> list[str]:
+        own_network()
+        send(routed())
+        found = []
+        for host, family in (("198.18.7.9", socket.AF_INET), ("2001:2::79", socket.AF_INET6)):
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((host, 1))
+                found.append(sock.getsockname()[0])
+        return found
+
+    assert [_OWN, _OWN6] == result_of(sources)
+
+
 def test_everything_of_a_family_can_be_routed_here() -> None:
     def routed_here() -> list[Any]:
         own_network()
