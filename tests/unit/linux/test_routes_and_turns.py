@@ -58,6 +58,7 @@ def test_routes_come_and_go() -> None:
     # The kernel makes the route to an IPv6 address itself, a little later.
     before, after, again = ({tuple(each) for each in some} - {(_OWN6, 128)} for some in told)
     assert {("127.0.0.0", 8), ("::1", 128)} <= before
+    assert ("127.255.255.255", 32) not in before, "to it everybody is meant"
     assert {_NAMES, _NAMES6, (_OWN, 32)} == after - before
     assert before == again
     assert [[], []] == [first, last]
@@ -261,7 +262,8 @@ def test_a_table_is_replaced_in_one_step_or_not_at_all() -> None:
         apply(nftables.turn_to_listener([], [turn("198.18.0.0", 15, 443, 443)], _PORT))
         turned = Turned()
         other = nftables.turn_to_listener([], [turn("198.18.0.0", 15, 80, 80)], _PORT)
-        bad = [*nftables.remove_table(), *other, (10 << 8 | 6, other[-1][1][:8])]
+        wrong = (other[-1][0], other[-1][1][:8])
+        bad = [*nftables.remove_table(), *other[:-1], wrong, other[-1]]
         refused = apply(bad)
         found = [bool(refused), turned.asked("198.18.7.9", 443), turned.asked("198.18.7.9", 80)]
         found += [apply([*nftables.remove_table(), *other])]
