@@ -142,6 +142,8 @@ def test_who_may_not_go_there_is_told(scene: Scene, asks: bytes, told: bytes, re
     event = last(scene)
     assert not event["allowed"]
     assert reason in event["reason"]
+    if "proxy" in reason or "request" in reason:
+        assert 0 == event["port"], "the proxy's own says nothing"
     assert [] == scene.dialled
     assert 0 == scene.commons.connections
 
