@@ -511,3 +511,31 @@ def test_decisions_that_are_remembered_do_not_pile_up(
         assert not sandbox.judge_address(None, f"203.0.113.{n}", 80)
     for kept in (sandbox._names_judged, sandbox._terminated, sandbox._addresses_judged):
         assert 1 <= len(kept) <= 3
+
+
+@pytest.mark.anyone
+def test_an_address_is_judged_at_the_port_that_it_is_dialled_at(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene = made(NetworkPolicy.parse("a.test,127.0.0.0/8:9000"))
+
+    assert b"\0raw" == scene.say(9000, [b"\0raw"])
+    assert b"" == scene.say(9001, [b"\0raw"])
+    event = scene.events[-1]
+    assert "127.0.0.1 is loopback" in event["reason"]
+    assert ("", False) == (event["rule"], event["allowed"])
+
+
+@pytest.mark.anyone
+def test_the_rule_that_denies_each_address_of_a_name_is_on_record(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene = made(NetworkPolicy.parse("a.test,!127.0.0.0/8"))
+
+    assert b"" == scene.say(9000, [b"\0raw"])
+    event = scene.events[-1]
+    assert ("!127.0.0.0/8", "127.0.0.1", False) == (
+        event["rule"],
+        event["address"],
+        event["allowed"],
+    )
