@@ -238,6 +238,33 @@ class TestWebSockets:
         assert outcome.served.endswith(b"\r\n\r\nafterwards")
         assert outcome.error is None
 
+    def test_what_is_said_before_the_switch_waits_for_it_and_arrives(self) -> None:
+        def client(outcome: Outcome) -> Script:
+            async def talk(stream: Stream) -> None:
+                await stream.write(WEBSOCKET + b"early")
+                await sleep(0.02)
+                await stream.write(b"soon")
+                outcome.received = await until(stream, b"first")
+                await stream.end()
+                stream.close()
+
+            return talk
+
+        def server(outcome: Outcome) -> Script:
+            async def serve(stream: Stream) -> None:
+                outcome.served = await until(stream, b"\r\n\r\n")
+                await sleep(0.04)
+                await stream.write(SWITCHED + b"first")
+                outcome.served += await all_of(stream)
+                stream.close()
+
+            return serve
+
+        outcome = play(client, server, a_site())
+
+        assert outcome.served is not None
+        assert outcome.served.endswith(b"\r\n\r\nearlysoon")
+
     def test_it_is_cut_when_nothing_moves(self) -> None:
         def client(outcome: Outcome) -> Script:
             async def talk(stream: Stream) -> None:
