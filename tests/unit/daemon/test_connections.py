@@ -23,8 +23,13 @@ PATIENCE_S = 60.0
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with the uid of the peer."""
-    del receive
+    """Answer with the uid of the peer; a WebSocket, with what it says."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while "text" in (message := await receive()):
+            await send({"type": "websocket.send", "text": message["text"]})
+        return
     body = b"uid %d." % scope["state"][PEER].uid
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -65,8 +70,9 @@ def serving(
 
     async def main() -> None:
         kind = protocol.http_protocol(Bounds(**bounds), LoopShare())
+        sockets = protocol.websocket_protocol(LoopShare())
         config = uvicorn.Config(
-            app, http=kind, ws="none", lifespan="off", log_config=None, access_log=False
+            app, http=kind, ws=sockets, lifespan="off", log_config=None, access_log=False
         )
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -336,5 +342,25 @@ def test_a_connection_that_is_lost_has_no_clock(tmp_path: Path) -> None:
         connection.close()
         await lost.wait()
         assert there[0]._head_timer is None
+
+    serving(tmp_path / "s", scene)
+
+
+def test_what_follows_the_head_of_a_websocket_is_no_request(tmp_path: Path) -> None:
+    head = (
+        b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        b"x-long: " + b"y" * 20_000 + b"\r\n\r\n"
+    )
+
+    async def scene(connect: Any, _kind: Any) -> None:
+        for more in (b"", REQUEST * 2000):
+            connection = await connect()
+            await connection.say(head + more)
+            found = await connection._reader.readuntil(b"\r\n\r\n")
+            assert found.startswith(b"HTTP/1.1 101 ")
+            await connection.say(b"\x81\x82\0\0\0\0hi")
+            assert b"\x81\x02hi" == await connection._reader.readexactly(4)
+            await connection.say(b"\x88\x80\0\0\0\0")
 
     serving(tmp_path / "s", scene)
