@@ -149,6 +149,16 @@ class RingfenceProtocol(InSlices, HttpToolsProtocol):
 class RingfenceWebSocket(InSlices, WebSocketsSansIOProtocol):
     """WebSocket connection with the same peer check and bounds."""
 
+    def parse(self, data: bytes) -> None:
+        """Refuse a head that HTTP allows and WebSockets do not, as with a line of 10 KB: uvicorn says nothing."""
+        super().parse(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.logger.warning("refused a WebSocket: %s", self.conn.handshake_exc.__cause__)
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.close()
+
     def handle_cont(self, event: Frame) -> None:
         """Frames without content do not make a message longer, and each takes memory."""
         if len(self.frames) >= _MOST_FRAMES:

@@ -346,21 +346,38 @@ def test_a_connection_that_is_lost_has_no_clock(tmp_path: Path) -> None:
     serving(tmp_path / "s", scene)
 
 
-def test_what_follows_the_head_of_a_websocket_is_no_request(tmp_path: Path) -> None:
-    head = (
-        b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-        b"x-long: " + b"y" * 20_000 + b"\r\n\r\n"
-    )
+def upgrade(*more: bytes) -> bytes:
+    fields = (b"host: x", b"upgrade: websocket", b"connection: upgrade", b"sec-websocket-version: 13")
+    key = b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="
+    return b"\r\n".join((b"GET / HTTP/1.1", *fields, key, *more, b"", b""))
 
+
+LONG = tuple(b"x-%d: " % number + b"y" * 980 for number in range(20))
+
+
+def test_what_follows_the_head_of_a_websocket_is_no_request(tmp_path: Path) -> None:
     async def scene(connect: Any, _kind: Any) -> None:
-        for more in (b"", REQUEST * 2000):
+        for fields, more in (((), b""), (LONG, b""), ((), REQUEST * 1000), (LONG, REQUEST * 1000)):
             connection = await connect()
-            await connection.say(head + more)
+            await connection.say(upgrade(*fields) + more)
             found = await connection._reader.readuntil(b"\r\n\r\n")
             assert found.startswith(b"HTTP/1.1 101 ")
             await connection.say(b"\x81\x82\0\0\0\0hi")
             assert b"\x81\x02hi" == await connection._reader.readexactly(4)
             await connection.say(b"\x88\x80\0\0\0\0")
+
+    serving(tmp_path / "s", scene)
+
+
+def test_a_head_that_no_websocket_has_is_refused_and_ends_the_connection(tmp_path: Path) -> None:
+    """Unanswered, each such connection would stay for ever, and they are counted."""
+    wrong = (b"x: " + b"y" * 9000,), (b"a: b",) * 200, (b"content-length: 5",)
+
+    async def scene(connect: Any, _kind: Any) -> None:
+        for fields in wrong:
+            connection = await connect()
+            await connection.say(upgrade(*fields))
+            assert (await connection.answer()).startswith(b"HTTP/1.1 400 ")
+            assert await connection.is_closed()
 
     serving(tmp_path / "s", scene)
