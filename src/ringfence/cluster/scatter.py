@@ -88,7 +88,9 @@ class Scatter:
         pool, state = self._proxy.pool, scope["state"]
 
         def headers(method: str, *more: tuple[bytes, bytes]) -> Headers:
-            own = self._proxy.headers(state["caller"], method, target, state.get("request_id", ""), [])
+            own = self._proxy.headers(
+                state["caller"], method, target, state.get("request_id", ""), []
+            )
             return [*own, *more]
 
         accept = headers("GET", (b"accept", kind.encode()))
@@ -143,7 +145,9 @@ class Scatter:
     ) -> tuple[bytes, int]:
         state = scope["state"]
         kind = [(b"content-type", b"application/json")] if body else []
-        headers = self._proxy.headers(state["caller"], method, target, state.get("request_id", ""), kind)
+        headers = self._proxy.headers(
+            state["caller"], method, target, state.get("request_id", ""), kind
+        )
         try:
             async with asyncio.timeout(_ANSWER_S):
                 answer = await self._proxy.pool.exchange(
@@ -361,7 +365,9 @@ class Scatter:
         target = b"/v1/events?" + urlencode({"follow": "true", "since": since}).encode()
         state = scope["state"]
         given = [(b"last-event-id", last_id.encode())] if last_id else []
-        headers = self._proxy.headers(state["caller"], "GET", target, state.get("request_id", ""), given)
+        headers = self._proxy.headers(
+            state["caller"], "GET", target, state.get("request_id", ""), given
+        )
         answer = await self._proxy.pool.exchange(node.address, b"GET", target, headers, b"")
         try:
             left = b""

@@ -51,9 +51,7 @@ class Entry:
         manager = SimpleNamespace(store=self.store)
         settings = Settings(bounds=Bounds(body_bytes=1000))
         self.service = GatewayService(cast("Any", manager), settings)
-        self.behind = Behind(
-            self.service, cast("Directory", scene.store), scene.nodes, scene.proxy
-        )
+        self.behind = Behind(self.service, cast("Directory", scene.store), scene.nodes, scene.proxy)
         self.front = Front(self._app, self.behind, E2BSettings(templates={"own": SandboxSpec()}))
         self.headers: dict[str, str] = {}
         _, self.key = self.service.authenticator.make(owner="ann", scope=USER, expires_at=None)
@@ -404,7 +402,6 @@ class TestCreates:
             assert f"bind/{key_name('ann', 'e2b', long)}" in entry.scene.store.list("bind/")
             assert "sbx-1" == Binding.read(entry.scene.store.values[name]).made
 
-
     async def test_a_bounded_client_gets_what_other_nodes_leave_of_its_bound(
         self, tmp_path: Path
     ) -> None:
@@ -437,7 +434,6 @@ class TestSnapshots:
             assert 404 == (await entry.call("POST", path, {"name": "x"}))[0]
             assert [] == entry.asked(A), "without a name, or refused, it replaces nothing"
 
-
     async def test_two_of_one_name_take_turns(self, tmp_path: Path) -> None:
         order: list[str] = []
 
@@ -461,7 +457,11 @@ class TestTemplates:
         self, tmp_path: Path
     ) -> None:
         async with entry_of(tmp_path, **{A: having(), B: having(B)}) as entry:
-            paths = ("/templates/web", "/templates/aliases/web", f"/templates/{id_at(B, 'tpl')}/tags")
+            paths = (
+                "/templates/web",
+                "/templates/aliases/web",
+                f"/templates/{id_at(B, 'tpl')}/tags",
+            )
             for path in paths:
                 await entry.call("GET", path, x_forwarded_proto="gopher")
                 assert f"GET {path}" == entry.asked(B)[-1]

@@ -296,7 +296,12 @@ class TestCreates:
         """Such a request goes to the node that has it now; a create with a snapshot makes another one."""
         async with scene_of(tmp_path, **{A: made, B: made}) as scene:
             front = Front(scene)
-            facts: dict[str, Any] = {"owner": "ann", "snapshot": "snap-9", "name": "", "image": None}
+            facts: dict[str, Any] = {
+                "owner": "ann",
+                "snapshot": "snap-9",
+                "name": "",
+                "image": None,
+            }
             facts |= {"timeouts": {}, "metadata": {}, "backend": "native", "needs": "x"}
             moved = Moved(**facts, left="gone", at=1.0, node=B)
             scene.store.put(f"{MOVED}mine", moved.written())
@@ -376,7 +381,6 @@ class TestCreates:
         assert need.pulls_image
         assert "" == need.pool_key, "a pool has no image"
         assert "default" == need_of(SandboxSpec()).pool_key
-
 
     async def test_a_template_is_built_where_its_base_is(self, tmp_path: Path) -> None:
         form: dict[str, Any] = {"id": id_at(B, "tpl"), "name": "web", "build_id": "", "tags": {}}

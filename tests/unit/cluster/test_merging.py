@@ -363,7 +363,6 @@ class TestCopies:
                 await self.copy(scene)
             assert [] == scene.there[B].asked
 
-
     async def test_what_the_sink_refuses_is_told(self, tmp_path: Path) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -400,7 +399,8 @@ class TestEventStreams:
             if "follow" not in asked.target:
                 return 200, {}, {"items": [{"seq": 7, "time": 1.0, "kind": "made"}]}
             lines = b"".join(
-                b"id: 1-%d\nevent: %b\ndata: %b\n\n" % (seq, kind.encode(), json.dumps(form).encode())
+                b"id: 1-%d\nevent: %b\ndata: %b\n\n"
+                % (seq, kind.encode(), json.dumps(form).encode())
                 for seq, (kind, form) in enumerate(events.items())
             )
             return 200, {}, b": nothing happened\n\n" + lines

@@ -347,7 +347,12 @@ def test_a_connection_that_is_lost_has_no_clock(tmp_path: Path) -> None:
 
 
 def upgrade(*more: bytes) -> bytes:
-    fields = (b"host: x", b"upgrade: websocket", b"connection: upgrade", b"sec-websocket-version: 13")
+    fields = (
+        b"host: x",
+        b"upgrade: websocket",
+        b"connection: upgrade",
+        b"sec-websocket-version: 13",
+    )
     key = b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="
     return b"\r\n".join((b"GET / HTTP/1.1", *fields, key, *more, b"", b""))
 
