@@ -50,15 +50,17 @@ print(json.dumps(told))
 """
 # A process of its own becomes the parent of the jails.
 _RUN = """
-import json, os, signal, socket, sys
+import json, os, signal, socket, sys, tarfile
 from types import SimpleNamespace
 from ringfence.backends.local.jailed.bare_jail import bare_jail, filter_of_jail
-from ringfence.backends.local.mounts.template import READ_ONLY, tree
+from ringfence.backends.local.mounts.template import DEVICE, READ_ONLY, tree
 from ringfence.launcher import wire
 from ringfence.launcher.helpers import trees as packing
+from ringfence.launcher.jail import aboard
 from ringfence.launcher.jail.jailer import Jailer
 from ringfence.launcher.machine_code.process_image import HEAD_IS_WRITTEN
 from ringfence.launcher.newroot import BuildError
+from ringfence.launcher.parent import fork_helper
 from ringfence.linux import fuse
 
 place, probe = sys.argv[1:3]
@@ -76,6 +78,8 @@ def plan_of(name):
         elif os.path.isdir(path) and not path.startswith("/usr/"):
             plan["steps"].append(("bind", path, len(plan["trees"])))
             plan["trees"].append(tree(path, READ_ONLY))
+    plan["steps"].append(("bind", "/dev/null", len(plan["trees"])))
+    plan["trees"].append(tree("/dev/null", DEVICE))
     plan["guest"].update(path="/guest", size_bytes=1 << 20, inodes=64)
     plan["guest"]["steps"] = [
         ("dir", "/etc", 0o755, False), ("file", "/etc/hosts", b"hosts", 0o644), ("symlink", "/bin", "usr/bin"),
@@ -179,6 +183,68 @@ plan["guest"].update(
 plan["trees"].append(tree(image, READ_ONLY))
 done["image"] = run(plan)
 
+plan = plan_of("entered")
+plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", "import os; os.read(0, 1)"]
+def entered(pidfd, fds, **request):
+    reply, answer = wire.socketpair()
+    fork_helper(aboard.serve, request, reply, [pidfd, *fds])
+    reply.close()
+    said = wire.receive_raw(answer)[0].decode()
+    os.wait()
+    return said
+def names(fd):
+    os.lseek(fd, 0, 0)
+    with tarfile.open(fileobj=os.fdopen(fd, "rb")) as tar:
+        return sorted(tar.getnames())
+def inside(pidfd, code, op="run", more=(), **request):
+    argv = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", code]
+    return entered(pidfd, more, op=op, argv=argv, env={"IS": "set"}, **request)
+def visit(ours):
+    (pid,) = jailer.jails
+    pidfd = os.pidfd_open(pid)
+    said = done["entered"] = {}
+    shown = "import os, sys; print(open('/tmp/note').read(), oct(os.stat('/tmp/note').st_mode), dict(os.environ))"
+    said["with a file"] = inside(pidfd, shown, file=("/tmp/note", b"noted"))
+    said["says why"] = inside(pidfd, "import sys; print('because', file=sys.stderr); sys.exit(3)")
+    said["no words"] = inside(pidfd, "import sys; sys.exit(17)")
+    said["killed"] = inside(pidfd, "import os; os.kill(os.getpid(), 9)")
+    said["much"] = len(inside(pidfd, "print('x' * 100000)"))
+    # A file of that name is not written over.
+    said["file there"] = inside(pidfd, "1", file=("/guest/etc/hosts", b"other"))
+    said["refused file"] = inside(pidfd, "import sys; sys.exit(17)", file=("/tmp/note", b"noted"))
+    said["who"] = inside(pidfd, "import os; print(os.listdir('/tmp'), os.getresuid(), os.getresgid(),"
+        " os.getgroups(), sorted(os.listdir('/proc/self/fd'))[:4], os.getppid())")
+    packed = os.memfd_create("packed")
+    said["pack"] = entered(pidfd, [packed], op="pack", path="/guest", shown=[])
+    said["packed"] = names(packed)
+
+    source = os.open(image, os.O_PATH | os.O_DIRECTORY)
+    info = os.fstat(source)
+    wanted = {**tree(image, READ_ONLY), "device": info.st_dev, "inode": info.st_ino, "fd": 0}
+    mount = {"op": "mount", "trusted_root": is_root, "trees": [wanted], "uid": 0, "gid": 0}
+    look = "import os; print(sorted(os.listdir('/guest')), sorted(os.listdir('/guest/more')), "
+    look += "os.access('/guest/more', os.W_OK), os.stat('/guest/more').st_mode)"
+    said["mount"] = entered(pidfd, [source], **mount, steps=[("bind", "/guest/more", 0)])
+    said["mounted"] = inside(pidfd, look)
+    said["unmount"] = entered(pidfd, [], op="unmount", path="/guest/more")
+    said["unmounted"] = inside(pidfd, look)
+    steps = [("bind", "/guest/more", 0), ("rewrite", "/none", b"")]
+    said["no mount"] = entered(pidfd, [source], **mount, steps=steps)
+    said["not mounted"] = inside(pidfd, look)
+    os.close(source)
+
+    saved, place_of = os.memfd_create("saved"), os.open(place, os.O_RDONLY)
+    state = "import os; print(os.path.basename(os.readlink('/proc/self/fd/3'))[:5],"
+    state += " open('/proc/1/stat').read().split()[2])"
+    said["checkpoint"] = inside(pidfd, state, op="checkpoint", more=[place_of, saved], path="/guest", shown=[])
+    assert not said["checkpoint"].startswith("E"), said
+    said["saved"] = names(saved)
+    said["goes on"] = inside(pidfd, "print(open('/proc/1/stat').read().split()[2])")
+    said["unknown"] = entered(pidfd, [], op="none")
+    os.close(pidfd)
+    wire.send_raw(ours, b"x")
+run(plan, said=[visit])
+
 lines, control = [socket.socketpair() for _ in range(2)], wire.socketpair()
 plan = plan_of("share")
 plan["share"] = {"shown": "/guest", "mounts": "/guest", "whose": 7}
@@ -207,7 +273,9 @@ plan = plan_of("no program")
 plan["argv"] = ["/none"]
 done["no program"] = run(plan)
 plan = plan_of("no source")
-plan["trees"].append({**tree(image, READ_ONLY), "inode": 1, "fd": -1})
+info = os.stat(image)
+plan["trees"].append({**tree(image, READ_ONLY), "device": info.st_dev, "inode": info.st_ino})
+plan["trees"].append({**tree(image, READ_ONLY), "inode": 1})
 done["no source"] = run(plan)
 done["ours"] = {each: os.readlink(f"/proc/self/ns/{each}") for each in os.listdir("/proc/self/ns")}
 done["in image"] = sorted(os.listdir(image))
@@ -221,7 +289,7 @@ Found = dict[str, Any]
 def jails(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What was found in jails, and said of them."""
     require("user namespaces")
-    place = tmp_path_factory.mktemp("jails")
+    place = tmp_path_factory.mktemp("place")
     for each in (place, *list(place.parents)[:2]):
         each.chmod(0o755)
     done = subprocess.run(
@@ -250,11 +318,11 @@ def test_a_program_is_alone_in_namespaces_of_its_own(jails: Found) -> None:
 def test_a_program_sees_what_it_was_given_and_nothing_else(jails: Found) -> None:
     told = jails["plain"]["told"]
     shown = {"usr", "lib", "lib64", "bin", sys.base_prefix.split("/")[1]}
-    assert {"after", "guest", "proc", "tmp"} == set(told["root"]) - shown
+    assert {"after", "dev", "guest", "proc", "tmp"} == set(told["root"]) - shown
     mounts = {each[4]: each for each in told["mounts"]}
     read_only = {each for each in mounts if "ro" in mounts[each][5].split(",")}
     assert {"/", "/guest", "/proc"} == set(mounts) - read_only
-    assert {each.removeprefix("/").split("/")[0] for each in read_only} <= shown
+    assert {each.split("/")[1] for each in read_only} <= {*shown, "dev"}
     for path, flags in (
         ("/", "nosuid,nodev"),
         ("/guest", "nosuid,nodev"),
@@ -348,6 +416,42 @@ def test_files_are_served_beside_the_program_with_its_isolation(jails: Found) ->
     assert 0 == jails["share"]["status"]
 
 
+def test_a_command_of_the_programs_runs_beside_it(jails: Found) -> None:
+    said = jails["entered"]
+    assert said["with a file"].startswith("Onoted 0o100700 {'IS': 'set'")
+    assert said["who"].startswith("O[] (0, 0, 0) (0, 0, 0) ["), (
+        "the file is gone, also after a failure"
+    )
+    if os.geteuid() == 0:
+        assert said["who"].startswith("O[] (0, 0, 0) (0, 0, 0) [] ")
+    assert "E5 run: [Errno 5] because" == said["says why"]
+    assert said["no words"].startswith("E17 run: ")
+    assert said["refused file"].startswith("E17 run: ")
+    assert "E5 run: [Errno 5] ended by signal 9" == said["killed"]
+    assert said["file there"].startswith("E17 run: [Errno 17] File exists: '/guest/etc/hosts'")
+    assert 1 + 4096 == said["much"]
+    assert said["unknown"].startswith("E71 none: ")
+
+
+def test_the_guests_root_is_streamed_and_saved_while_it_stands_still(jails: Found) -> None:
+    said = jails["entered"]
+    assert ("O", [".", "./bin", "./etc", "./home"]) == (said["pack"], said["packed"])
+    assert "Oplace T\n" == said["checkpoint"], "the directory is the third descriptor"
+    assert [".", "./bin", "./etc", "./home", "./more"] == said["saved"]
+    assert "OT\n" != said["goes on"]
+
+
+def test_more_is_mounted_in_a_jail_or_nothing_of_it(jails: Found) -> None:
+    said = jails["entered"]
+    with_it = "O['bin', 'etc', 'home', 'more'] ['etc', 'own'] False"
+    without = "O['bin', 'etc', 'home', 'more'] [] True"
+    assert ("O", "O") == (said["mount"], said["unmount"])
+    assert said["mounted"].startswith(with_it)
+    assert said["unmounted"].startswith(without)
+    assert said["no mount"].startswith("E2 rewrite /none: ")
+    assert said["not mounted"].startswith(without)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -362,7 +466,10 @@ def test_what_fails_is_told_by_its_step(jails: Found, name: str, said: str) -> N
 
 
 def test_the_jailer_keeps_nothing_of_a_jail(jails: Found) -> None:
-    assert {"step": "", "errno": 116, "jails": 0, "leaked": 0} == jails["no source"]
+    if os.geteuid() == 0:
+        assert {"step": "", "errno": 116, "jails": 0, "leaked": 0} == jails["no source"]
+    else:
+        assert jails["no source"]["heard"].startswith("E116 open ")
     for name in ("plain", "kept", "content", "image", "no step", "no program"):
         found = jails[name]
         assert (0, 1, 0) == (found["leaked"], found["pidfds"], found["jails"]), name

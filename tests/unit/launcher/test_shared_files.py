@@ -183,8 +183,9 @@ def test_files_of_a_mount_are_read_and_written_at_their_places(
     room = fuse.FALLOCATE_IN.pack(handle, 0, 100, 0, 0)
     assert 0 == say(mounted, fuse.FALLOCATE, node, room)[0]
     assert 100 == file.stat().st_size
-    punch = fuse.FALLOCATE_IN.pack(handle, 0, 100, 3, 0)
-    assert errno.EOPNOTSUPP == say(mounted, fuse.FALLOCATE, node, punch)[0]
+    for mode in (1, 2, 3):
+        keeps = fuse.FALLOCATE_IN.pack(handle, 0, 200, mode, 0)
+        assert errno.EOPNOTSUPP == say(mounted, fuse.FALLOCATE, node, keeps)[0]
     # Also one that has no name any more.
     assert 0 == change(mounted, node, fuse.FATTR_SIZE | fuse.FATTR_FH, handle=handle, size=3)[0]
     file.unlink()
@@ -232,6 +233,9 @@ def test_names_are_made_removed_and_moved(mounted: SharedMounts, place: Path) ->
         assert errno.EINVAL == say(mounted, fuse.SYMLINK, directory, name)[0]
     assert 0 == say(mounted, fuse.LINK, directory, fuse.LINK_IN.pack(file) + b"again\0")[0]
     assert (inside / "again").samefile(inside / "file")
+    link = fuse.LINK_IN.pack(walk(mounted, "0", "directory", "link"))
+    assert 0 == say(mounted, fuse.LINK, above, link + b"link\0")[0]
+    assert str(place.parent) == os.readlink(place / "0/link")
     made = fuse.MKDIR_IN.pack(0o6755, 0) + b"made\0"
     assert 0 == say(mounted, fuse.MKDIR, directory, made)[0]
     assert 0o755 == stat.S_IMODE((inside / "made").stat().st_mode)
@@ -293,7 +297,8 @@ def test_attributes_change_but_for_owners_and_set_id_bits(
     own = {"uid": info.st_uid or OWNER, "gid": info.st_gid or OWNER}
     assert 0 == change(mounted, node, fuse.FATTR_UID | fuse.FATTR_GID, **own)[0]
     for bit, name in ((fuse.FATTR_UID, "uid"), (fuse.FATTR_GID, "gid")):
-        assert errno.EPERM == change(mounted, node, bit, **{name: own[name] + 1})[0]
+        for other in (own[name] + 1, 0 if own[name] else 1):
+            assert errno.EPERM == change(mounted, node, bit, **{name: other})[0]
         assert (
             errno.EPERM == change(mounted, node, bit | fuse.FATTR_MODE, **{name: 5}, mode=0o777)[0]
         )
@@ -357,6 +362,7 @@ def test_a_view_tells_the_ids_and_numbers_of_the_kernel_that_asks(place: Path) -
     files = [SimpleNamespace(st_dev=device, st_ino=7) for device in (1, 2, 1)]
     one, other, again = (view.inode(each) for each in files)
     assert one == again == 7 != other
+    assert 0 == say(view, fuse.GETATTR, fuse.ROOT, fuse.GETATTR_IN.pack(0, 0, 0))[0]
     before = len(os.listdir("/proc/self/fd"))
     node = walk(view, "0", "directory", "file")
     assert (0, b"content") == read(view, node)
