@@ -38,6 +38,12 @@ mounts.mount(".", "/", "none", mounts.MS_MOVE)
 os.chroot(".")
 os.chdir("/")
 
+# LXC binds that of its own terminals, which are none of ours.
+os.mkdir(f"{place}/pts")
+mounts.mount("devpts", f"{place}/pts", "devpts", 0, "newinstance,ptmxmode=0666")
+mounts.mount(f"{place}/pts/ptmx", "/dev/ptmx", "none", mounts.MS_BIND)
+mounts.umount2(f"{place}/pts", mounts.MNT_DETACH)
+
 def spaces():
     return {name: os.readlink(f"/proc/self/ns/{name}") for name in (*isolation.NAMESPACES, "cgroup")}
 
@@ -52,6 +58,7 @@ def reaches():
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), 5).close()
 
+outer = os.open("/proc/self/ns/mnt", os.O_RDONLY)  # it lives, as that of an engine does
 before = spaces()
 covered = [f"{place}/file", f"{place}/dir", f"{place}/absent"]
 fds = isolation.set_up({"uid": 1000, "anew": anew, "room": None, "place": "", "shm_bytes": 1 << 20,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -64,9 +65,12 @@ from ringfence.launcher.parent import fork_helper
 from ringfence.linux import fuse
 
 place, probe = sys.argv[1:3]
+_WAITS = "import os; os.write(0, b'up'); os.read(0, 1)"
 is_root = os.geteuid() == 0
 here = SimpleNamespace(trusted_root=is_root, uid=os.geteuid(), gid=os.getegid(), scratch=place)
 ids = "0 700000 8"
+if is_root:
+    os.setgroups([5])  # which nobody in a jail is to have
 jailer = Jailer(wire.socketpair()[1])
 
 def plan_of(name):
@@ -184,7 +188,7 @@ plan["trees"].append(tree(image, READ_ONLY))
 done["image"] = run(plan)
 
 plan = plan_of("entered")
-plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", "import os; os.read(0, 1)"]
+plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", _WAITS]
 def entered(pidfd, fds, **request):
     reply, answer = wire.socketpair()
     fork_helper(aboard.serve, request, reply, [pidfd, *fds])
@@ -200,10 +204,11 @@ def inside(pidfd, code, op="run", more=(), **request):
     argv = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", code]
     return entered(pidfd, more, op=op, argv=argv, env={"IS": "set"}, **request)
 def visit(ours):
+    assert b"up" == wire.receive_raw(ours)[0], "before, its mounts are the host's"
     (pid,) = jailer.jails
     pidfd = os.pidfd_open(pid)
     said = done["entered"] = {}
-    shown = "import os, sys; print(open('/tmp/note').read(), oct(os.stat('/tmp/note').st_mode), dict(os.environ))"
+    shown = "import os; print(open('/tmp/note').read(), oct(os.stat('/tmp/note').st_mode), dict(os.environ))"
     said["with a file"] = inside(pidfd, shown, file=("/tmp/note", b"noted"))
     said["says why"] = inside(pidfd, "import sys; print('because', file=sys.stderr); sys.exit(3)")
     said["no words"] = inside(pidfd, "import sys; sys.exit(17)")
@@ -211,7 +216,8 @@ def visit(ours):
     said["much"] = len(inside(pidfd, "print('x' * 100000)"))
     # A file of that name is not written over.
     said["file there"] = inside(pidfd, "1", file=("/guest/etc/hosts", b"other"))
-    said["refused file"] = inside(pidfd, "import sys; sys.exit(17)", file=("/tmp/note", b"noted"))
+    script = ("/tmp/note", b"#!/bin/sh" + bytes([10]) + b"exit 17")
+    said["its file"] = entered(pidfd, [], op="run", argv=["/tmp/note"], env={}, file=script)
     said["who"] = inside(pidfd, "import os; print(os.listdir('/tmp'), os.getresuid(), os.getresgid(),"
         " os.getgroups(), sorted(os.listdir('/proc/self/fd'))[:4], os.getppid())")
     packed = os.memfd_create("packed")
@@ -234,7 +240,7 @@ def visit(ours):
     os.close(source)
 
     saved, place_of = os.memfd_create("saved"), os.open(place, os.O_RDONLY)
-    state = "import os; print(os.path.basename(os.readlink('/proc/self/fd/3'))[:5],"
+    state = "import os; print(os.path.basename(os.readlink('/proc/self/fd/3'))[:8],"
     state += " open('/proc/1/stat').read().split()[2])"
     said["checkpoint"] = inside(pidfd, state, op="checkpoint", more=[place_of, saved], path="/guest", shown=[])
     assert not said["checkpoint"].startswith("E"), said
@@ -248,8 +254,9 @@ run(plan, said=[visit])
 lines, control = [socket.socketpair() for _ in range(2)], wire.socketpair()
 plan = plan_of("share")
 plan["share"] = {"shown": "/guest", "mounts": "/guest", "whose": 7}
-plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", "import os; os.read(0, 1)"]
+plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", _WAITS]
 def ask(ours):
+    assert b"up" == wire.receive_raw(ours)[0]
     for line, _theirs in lines:
         head = fuse.HEADER.pack(fuse.HEADER.size + 4, fuse.LOOKUP, 7, 1, 0, 0, 1, 0)
         line.sendall(head + b"etc" + bytes(1))
@@ -286,20 +293,20 @@ Found = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def jails(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def jails() -> Found:
     """What was found in jails, and said of them."""
     require("user namespaces")
-    place = tmp_path_factory.mktemp("place")
-    for each in (place, *list(place.parents)[:2]):
-        each.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, str(place), _PROBE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    # Not in a directory of pytest's, which only we may enter: a jail has other ids.
+    with tempfile.TemporaryDirectory(prefix="rf-place-") as place:
+        os.chmod(place, 0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", _RUN, place, _PROBE],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     assert "" == done.stderr
     found: Found = json.loads(done.stdout)
     return found
@@ -426,7 +433,7 @@ def test_a_command_of_the_programs_runs_beside_it(jails: Found) -> None:
         assert said["who"].startswith("O[] (0, 0, 0) (0, 0, 0) [] ")
     assert "E5 run: [Errno 5] because" == said["says why"]
     assert said["no words"].startswith("E17 run: ")
-    assert said["refused file"].startswith("E17 run: ")
+    assert said["its file"].startswith("E17 run: ")
     assert "E5 run: [Errno 5] ended by signal 9" == said["killed"]
     assert said["file there"].startswith("E17 run: [Errno 17] File exists: '/guest/etc/hosts'")
     assert 1 + 4096 == said["much"]
@@ -436,7 +443,7 @@ def test_a_command_of_the_programs_runs_beside_it(jails: Found) -> None:
 def test_the_guests_root_is_streamed_and_saved_while_it_stands_still(jails: Found) -> None:
     said = jails["entered"]
     assert ("O", [".", "./bin", "./etc", "./home"]) == (said["pack"], said["packed"])
-    assert "Oplace T\n" == said["checkpoint"], "the directory is the third descriptor"
+    assert "Orf-place T\n" == said["checkpoint"], "the directory is the third descriptor"
     assert [".", "./bin", "./etc", "./home", "./more"] == said["saved"]
     assert "OT\n" != said["goes on"]
 
