@@ -28,6 +28,7 @@ def files(tmp_path: Path) -> Path:
     (made / "sub").mkdir(parents=True)
     (made / "file").write_text("content")
     (made / "link").symlink_to("file")
+    (made / "link 2").symlink_to("sub")
     (made / "file").chmod(0o644)
     return made
 
@@ -67,11 +68,19 @@ def test_a_step_is_known_by_all_that_it_can_see() -> None:
     assert key_of(host.run("true")) == key_of(host.run("true", timeout_s=5.0))
 
 
+def _swap(one: Path, other: Path) -> None:
+    """Let two links lead to where the other one did."""
+    leads = [os.readlink(each) for each in (one, other)]
+    for each, to in zip((other, one), leads, strict=True):
+        each.unlink()
+        each.symlink_to(to)
+
+
 _CHANGES: dict[str, Callable[[Path], object]] = {
     "content": lambda at: (at / "file").write_text("CONTENT"),
     "a mode": lambda at: (at / "file").chmod(0o755),
     "a name": lambda at: (at / "file").rename(at / "other"),
-    "where a link leads": lambda at: ((at / "link").unlink(), (at / "link").symlink_to("sub")),
+    "where links lead": lambda at: _swap(at / "link", at / "link 2"),
     "an empty directory": lambda at: (at / "sub/new").mkdir(),
     "a place": lambda at: (at / "file").rename(at / "sub/file"),
     "the mode of a directory": lambda at: (at / "sub").chmod(0o700),
