@@ -155,6 +155,7 @@ class Jailer(Parent):
         passed = list(trees)
         try:
             pid, pidfd, go = self.clone(plan, control, errors, more)
+            passed.append(pidfd)
             try:
                 tasks = []
                 if plan["cgroup_version"] == 1:
@@ -178,7 +179,6 @@ class Jailer(Parent):
             if plan["placeholders"]:
                 self.placeholders[plan["id"]] = plan["placeholders"], plan["note"]
             wire.send_raw(reply, b"O%d" % pid, [pidfd])
-            os.close(pidfd)
         finally:
             for fd in passed:
                 os.close(fd)
