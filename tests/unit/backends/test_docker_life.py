@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tarfile
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,21 @@ from ringfence.backends.docker import backend as module
 from ringfence.backends.docker import image
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.docker.draft import Draft
+from ringfence.backends.docker.groups import Group
+from ringfence.backends.docker.sandbox import QUOTAS, DockerSandbox
+from ringfence.backends.local.agents.agents import settings
 from ringfence.backends.local.agents.contained import AGENT
+from ringfence.backends.local.answers import Refused
+from ringfence.backends.local.mounts import runtime
 from ringfence.errors import ExecError, InvalidRequest, IoError, IsolationError, Unsupported
 from ringfence.guest.isolation import NAMESPACES, STEP
 from ringfence.launcher import wire
+from ringfence.model import NetworkPolicy, NetworkRule
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
+from ringfence.policy.seccomp import SeccompPolicy
 
 pytestmark = pytest.mark.anyone
 errors = pytest.importorskip("docker.errors")
@@ -120,7 +128,7 @@ class Engine:
         self.fails = ""
         self.security = ["name=seccomp", "name=rootless"]
         self.takes, self.changed = True, list[Any]()
-        self.is_closed = False
+        self.is_closed, self.name = False, "Engine"
         self.api = SimpleNamespace(
             create_host_config=lambda **how: how,
             create_container_config=lambda **how: how,
@@ -139,7 +147,7 @@ class Engine:
         return {"SecurityOptions": self.security}
 
     def version(self) -> dict[str, Any]:
-        return {"Components": [{"Name": "Engine"}]}
+        return {"Components": [{"Name": self.name}]}
 
     def close(self) -> None:
         self.is_closed = True
@@ -155,14 +163,14 @@ def backend(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[DockerBackend]:
     """One whose places are in a directory of the test's, which is empty afterwards."""
-    places, real = tmp_path / "places", module.tempfile.mkdtemp
+    places, real = tmp_path / "places", tempfile.mkdtemp
     places.mkdir()
 
-    def mkdtemp(prefix: str, dir: str) -> str:  # noqa: A002  (the module calls it so)
+    def mkdtemp(prefix: str, dir: str) -> str:
         assert dir == "/var/tmp", "for who counts, memory is none of it"
-        return real(prefix=prefix, dir=places)
+        return str(real(prefix=prefix, dir=places))
 
-    monkeypatch.setattr(module.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     before = len(os.listdir("/proc/self/fd"))
     made = DockerBackend("unix:///nowhere")
     made._engine = engine
@@ -249,6 +257,74 @@ class TestMaking:
         assert (b"", 0) == (made.told["seccomp"], made.told["tag_key"])
         assert [] == made.told["covered"]
 
+    def test_podman_has_no_memory_of_a_users_so_places_are_made_before_it_starts(
+        self, backend: DockerBackend, engine: Engine
+    ) -> None:
+        engine.name = "Podman Engine"
+        sandbox = backend.provision(SandboxSpec(workdir="/work/deep"))
+        [made] = engine.made
+        assert {} == made.config["host_config"]["tmpfs"]
+        assert ["put /", "start", "reload"] == made.done
+        assert "/work" in sandbox.places
+        engine.name = "Engine"
+        backend.provision(SandboxSpec(workdir="/work/deep"))
+        assert ["/work"] == [*engine.made[1].config["host_config"]["tmpfs"]]
+        assert ["start", "reload"] == engine.made[1].done
+
+    def test_the_agent_is_told_the_profile_and_whether_sockets_may_be_the_hosts(
+        self,
+        backend: DockerBackend,
+        engine: Engine,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        limited: list[Any] = []
+        monkeypatch.setattr(Group, "limit_sockets", lambda group: limited.extend([group]))
+        monkeypatch.setattr(Draft, "complete", lambda *_: None)
+        told: list[dict[str, Any]] = []
+
+        def tell(*given: Any, **how: Any) -> Any:
+            told.append(how)
+            return settings(*given, **how)
+
+        monkeypatch.setattr(module, "settings", tell)
+        policy = SeccompPolicy.default()
+        backend.define_profile("mine", policy)
+        for spec in (
+            SandboxSpec(profile="mine"), SandboxSpec(mounts=(Mount("/data", str(tmp_path)),)),
+        ):  # fmt: skip
+            assert backend.provision(spec).control.gettimeout() is None
+        assert [policy, None] == [each["policy"] for each in told]
+        assert [True, False] == [each["unix_sockets"] for each in told]
+        assert 2 == len(limited)
+        for made in engine.made:
+            others = made.config["host_config"]["binds"].values()
+            assert {"ro"} == {each["mode"] for each in others}
+
+    def test_an_authority_is_made_only_for_who_reads_inside_tls(
+        self, backend: DockerBackend, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def trusted_for(policy: Any, egress: Any) -> Any:
+            asked.append((policy, egress))
+            raise IsolationError("nobody signs")
+
+        monkeypatch.setattr(module, "trusted_for", trusted_for)
+        backend._egress = lambda: "egress"  # type: ignore[assignment]
+        policy = NetworkPolicy(rules=(NetworkRule("a.test", "443", methods=("GET",)),))
+        assert "nobody signs" in failing(backend, SandboxSpec(id="mine", network=policy))
+        assert [(policy, "egress")] == asked
+        assert [] == engine.made
+
+    def test_one_beside_it_has_the_same_engine_and_another_place(
+        self, backend: DockerBackend, tmp_path: Path
+    ) -> None:
+        other = backend.beside(str(tmp_path / "other"))
+        assert ("unix:///nowhere", str(tmp_path / "other")) == (
+            other._engine_host, other._state_dir,
+        )  # fmt: skip
+
     @pytest.mark.parametrize("step", ["create it", "start", "reload"])
     def test_nothing_is_left_of_one_that_fails(
         self, backend: DockerBackend, engine: Engine, step: str
@@ -297,7 +373,7 @@ class TestMaking:
             loaded.append(content)
             assert sandbox.id in backend._live
 
-        monkeypatch.setattr(module.DockerSandbox, "load", load)
+        monkeypatch.setattr(DockerSandbox, "load", load)
         before = SandboxSpec(workdir="/work/deep")
         sandbox = backend.provision_with(SandboxSpec(), before, 77)
         assert [77] == loaded
@@ -416,11 +492,20 @@ class TestImages:
             assert {"size": str(1 << 30)} == host["storage_opt"]
             assert all(text.endswith(f",size={1 << 30}") for text in host["tmpfs"].values())
             assert "ringfence/image:abc-" in made.config["image"]
+            assert {"ro"} == {each["mode"] for each in host["binds"].values()}
+            before = len(made.done)
+            monkeypatch.setattr(
+                sandbox, "ask", lambda *_: pytest.fail("of an image all is its own")
+            )
+            sandbox.make_place(Mount("/work"))
+            assert before == len(made.done)
+            engine.fails = ""
+            assert QUOTAS == backend.provision(SandboxSpec(image="debian")).lacking()
         assert "" == backend.no_disk(spec)
         assert "tmpfs" in backend.no_disk(SandboxSpec())
 
     def test_nothing_of_an_images_is_where_the_agent_comes_in(self, tmp_path: Path) -> None:
-        for place in (AGENT, image.runtime.PLACE):
+        for place in (AGENT, runtime.PLACE):
             (tmp_path / place[1:]).mkdir()
             (tmp_path / place[1:] / "theirs").write_text("x")
         (tmp_path / f"{AGENT[1:]}-like").write_text("x")
@@ -501,7 +586,7 @@ class TestLiving:
 
         def ask(_what: str, _path: str) -> None:
             if problem:
-                raise module.Refused(problem[0], "no")
+                raise Refused(problem[0], "no")
 
         monkeypatch.setattr(sandbox, "ask", ask)
         before = len(made.done)
@@ -509,7 +594,7 @@ class TestLiving:
             sandbox.make_place(Mount(target))
         assert before == len(made.done)
         problem.append(13)
-        with pytest.raises(module.Refused):
+        with pytest.raises(Refused):
             sandbox.make_place(Mount("/work"))
         problem[:] = [2]
         sandbox.make_place(Mount("/home/x"))
