@@ -184,7 +184,7 @@ class GvisorBackend(Jails, Tenanted):
             draft.note = plan["note"] = journal.note(sandbox_id, plan["placeholders"]) or ""
             most = size.memory_bytes + KERNEL_BYTES, host_pids(size.pids)
             group = self._plan_limits(plan, spec, *most)
-            sandbox = self._launch(
+            sandbox, network = self._launch(
                 jailer, draft, plan, size, group, content, program, memory, process_image
             )
         except BaseException:
@@ -200,6 +200,8 @@ class GvisorBackend(Jails, Tenanted):
             plan["guest"]["process_image"]
         )
         self._jailed[sandbox_id] = sandbox
+        # From here on it is the sandbox that gives everything back, when it ends.
+        sandbox.join_network(network)
         return sandbox
 
     def belongs_to(self, sandbox_id: str, tenant: str) -> None:
@@ -267,12 +269,12 @@ class GvisorBackend(Jails, Tenanted):
         program: Runsc,
         memory: str,
         process_image: ProcessImage | None,
-    ) -> GvisorSandbox:
+    ) -> tuple[GvisorSandbox, GvisorNetwork]:
         errors = appended_words("gvisor-says")
         ours, theirs = wire.socketpair()
         pidfd, sockets = -1, list[int]()
+        reply, last = ours, 0
         try:
-            reply, last = ours, 0
             told = planning.settings(draft, host(), size)
             copied = process_image if plan["guest"]["process_image"] else None
             # It waits there until the agent reads it, as its first message of all.
@@ -299,7 +301,8 @@ class GvisorBackend(Jails, Tenanted):
                 self, draft, size, group, ours, int(body), pidfd, errors, jailer, program, last
             )
         except BaseException as exc:
-            ours.close()
+            for end in (ours, reply):
+                end.close()
             for fd in (errors, *sockets):
                 os.close(fd)
             if pidfd >= 0:
@@ -307,8 +310,7 @@ class GvisorBackend(Jails, Tenanted):
             if isinstance(exc, Refused):
                 raise error_of(exc) from exc
             raise
-        sandbox.join_network(GvisorNetwork(sandbox, sockets, draft.trusted))
-        return sandbox
+        return sandbox, GvisorNetwork(sandbox, sockets, draft.trusted)
 
     # -- the rest of the contract -------------------------------------------------------------
 
