@@ -199,6 +199,7 @@ class CommandBackend(AgentBackend):
         errors = room_for_words("launcher-says")
         ours, theirs = wire.socketpair()
         process: subprocess.Popen[bytes] | None = None
+        namespace_fds: list[int] = []
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
         size = sizes(spec, host())
@@ -268,6 +269,8 @@ class CommandBackend(AgentBackend):
         except BaseException as exc:
             ours.close()
             theirs.close()
+            for fd in namespace_fds:
+                os.close(fd)
             if process is not None:
                 process.kill()
                 end(process)
