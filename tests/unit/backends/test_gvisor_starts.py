@@ -21,12 +21,14 @@ from ringfence.backends.gvisor import plan as planning
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.gvisor.draft import Draft
 from ringfence.backends.gvisor.views import Views
+from ringfence.backends.local import journal
 from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.host.facts import host
 from ringfence.backends.local.mounts import template
 from ringfence.errors import IsolationError, RingfenceError, SandboxLost, Unsupported
 from ringfence.launcher import wire
 from ringfence.launcher.machine_code.process_image import HEAD_IS_WRITTEN
+from ringfence.launcher.machine_code.process_image_elf import MOST_BYTES
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.net.network import NetworkPolicy
@@ -35,7 +37,7 @@ from ringfence.model.state import State
 
 pytestmark = pytest.mark.anyone
 SPEC = SandboxSpec(tier="strong", id="mine")
-_IMAGE = (1 << 15) + 1  # bytes, of an agent that has started
+_IMAGE = MOST_BYTES + 5  # bytes of an agent that has started: a head and a rest
 _PROGRAM = """#!/bin/sh
 case $1 in
 --version) echo "runsc version release-20250101.0" ;;
@@ -222,20 +224,43 @@ class TestStarting:
         assert len(ids.taken) == len(ids.returned) == int(host().trusted_root)
         backend.provision(spec)
 
-    @pytest.mark.parametrize("step", ["create", "word", "silence"])
-    def test_nothing_is_left_of_one_that_fails(
-        self, backend: GvisorBackend, jailer: Jailer, step: str
+    def test_it_is_its_tenants(
+        self, backend: GvisorBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        real, told = planning.make_plan, list[Any]()
+
+        def make_plan(*given: Any, **how: Any) -> Any:
+            told.append(how["tenant"])
+            return real(*given, **how)
+
+        monkeypatch.setattr(planning, "make_plan", make_plan)
+        backend.belongs_to("mine", "tenant")
+        backend.provision(SPEC).terminate()
+        backend.provision(SPEC)
+        assert ["tenant", ""] == told, "an id that is used again is nobody's"
+
+    @pytest.mark.parametrize("step", ["create", "word", "silence", "sockets"])
+    def test_nothing_is_left_of_one_that_fails(
+        self, backend: GvisorBackend, jailer: Jailer, step: str, monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:  # fmt: skip
+        given_up: list[str] = []
+        monkeypatch.setattr(journal, "give_up", lambda *what: given_up.append(what[2]))
+        spec = SPEC.altered(mounts=(Mount("/data", str(tmp_path)),))
         jailer.says = b"idle\npanic: no platform\ngoroutine 1\n"
         if step == "create":
             jailer.refused["create"] = Refused(1, "unshare: no")
-            assert "unshare" in failing(backend)
+            assert "unshare" in failing(backend, spec)
         elif step == "word":
             jailer.words = [b"E12 mount: no room"]
-            assert "no room" in failing(backend)
+            assert "no room" in failing(backend, spec)
         else:
             jailer.words = [b""]
-            assert "gVisor did not start: panic: no platform" in failing(backend)
+            if step == "sockets":
+                jailer.has_sockets = True
+                spec = spec.altered(network=NetworkPolicy.parse("a.test"))
+            assert "gVisor did not start: panic: no platform" in failing(backend, spec)
+        assert ["mine"] == given_up
         jailer.refused.pop("create", None)
         backend.provision(SPEC)
 
@@ -371,8 +396,14 @@ class TestRestoring:
         plan = jailer.plan
         assert ["restore", f"--image-path={places.SAVED}"] == plan["argv"][-4:-2]
         assert f"{places.SAVED}/{places.MEMORY}" in [step[1] for step in plan["steps"]]
+        assert 7 == sandbox._numbers, "execs are counted on"
         with pytest.raises(RingfenceError, match="own spec only"):
             backend.restore("snap", SPEC.altered(limits=Limits(pids=9)))
+        told: list[Any] = []
+        monkeypatch.setattr(module, "tell_limits", lambda *what: told.append(what))
+        limited = backend.restore("snap", SPEC.altered(labels={"a": "b"}))
+        assert [(limited, SPEC)] == told
+        limited.terminate()
         jailer.words = [b""]
         with pytest.raises(IsolationError):
             backend.restore("snap")
