@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -19,6 +20,7 @@ from ringfence.errors import (
     FileError,
     FileExists,
     FileNotFound,
+    InvalidRequest,
     IoError,
     NotADirectory,
     PermissionDenied,
@@ -165,6 +167,32 @@ def test_a_server_that_reads_no_further_ends_the_packing(tmp_path: Path) -> None
 
     with nothing_is_left(), pytest.raises(PermissionDenied):
         copies.upload(Refusing(), "/s", str(tree), "to", None)  # type: ignore[arg-type]
+
+
+def test_a_tree_that_cannot_be_read_whole_is_not_sent_as_if_it_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(fd: int, *_: Any, **__: Any) -> None:
+        os.write(fd, b"half")
+        raise PermissionError(errno.EACCES, "Permission denied", "/tree/closed")
+
+    class Taking:
+        def request(self, *_: Any, content: Any, **__: Any) -> None:
+            for piece in content():
+                taken.append(piece)
+
+    taken: list[bytes] = []
+    monkeypatch.setattr("ringfence.launcher.helpers.trees.pack", pack)
+    with nothing_is_left(), pytest.raises(FileError, match="/tree/closed: Permission denied"):
+        copies.upload(Taking(), "/s", str(tmp_path), "to", None)  # type: ignore[arg-type]
+    assert [b"half"] == taken
+
+
+@pytest.mark.parametrize("mode", [-1, 0o1000, True, "644"])
+def test_permissions_that_no_file_has_are_refused_before_anything_is_sent(mode: Any) -> None:
+    assert "777" == copies.write_params("f", append=False, mode=0o777)["mode"]
+    with pytest.raises(InvalidRequest):
+        copies.write_params("f", append=False, mode=mode)
 
 
 # -- out of the sandbox ----------------------------------------------------------------------------

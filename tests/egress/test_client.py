@@ -6,15 +6,19 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cryptography import x509
 
 from ringfence import NetworkPolicy, NetworkRule
+from ringfence.egress.host import client as client_module
 from ringfence.egress.host import line as line_module
 from ringfence.egress.host.client import Egress
 from ringfence.egress.host.line import Line
+from ringfence.egress.host.served import Served
 from ringfence.errors import NetworkPolicyError
+from ringfence.launcher import wire
 from ringfence.model.net.netlog import NetworkEvent
 
 ONE, OTHER = "sbx-one", "sbx-other"
@@ -366,3 +370,25 @@ def test_a_certificate_authority_speaks_for_the_hosts_that_are_judged_and_no_oth
     certificate = x509.load_pem_x509_certificate(made["cert"].encode())
     permitted = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
     assert {"a.test"} == {str(each.value) for each in permitted.permitted_subtrees or ()}
+
+
+def test_a_forked_child_lets_go_of_what_is_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its networks would live as long as the child, and the process with them."""
+    line: Any = Line.__new__(Line)
+    (control, its_end), (kept, other) = (socket.socketpair() for _ in range(2))
+    line._socket = wire.Socket(fileno=control.detach())
+    line._served = {ONE: Served({}, [kept.detach()])}
+    before = Egress()
+    before._lines, before._kinds = {"plain": line}, {ONE: "plain"}
+    monkeypatch.setattr(client_module, "_shared", before)
+    monkeypatch.setattr(client_module, "_lock", client_module._lock)
+
+    client_module._after_fork()
+
+    for sock in (its_end, other):
+        sock.settimeout(30)
+        assert b"" == sock.recv(1)
+        sock.close()
+    assert ({}, {}) == (before._lines, before._kinds)
+    assert client_module.shared() is not before
+    monkeypatch.setattr(client_module, "_shared", None)

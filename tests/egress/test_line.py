@@ -260,3 +260,35 @@ def test_a_process_that_is_stopped_is_known_as_such() -> None:
         finally:
             child.kill()
     assert not _is_stopped(child.pid), "there is none"
+
+
+def test_what_is_not_told_one_by_one_is_added_up(line: Line) -> None:
+    _, fds = sockets()
+    line.serve(a_body("sbx-1"), fds)
+    for missed in ({"sbx-1": 2, "sbx-gone": 5}, {"sbx-1": 3}):
+        line._hear({"missed": missed})
+    served = line.served("sbx-1")
+    assert served is not None
+    assert 5 == served.missed
+    line.drop("sbx-1")
+
+
+def test_one_that_was_closed_serves_nothing_and_keeps_no_socket() -> None:
+    line = Line("plain")
+    port, fds = sockets()
+    line.serve(a_body("sbx-1"), fds)
+    line.settle("sbx-1")
+    socket.create_connection(("127.0.0.1", port)).close()
+    line.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    other, fds = sockets()
+    with pytest.raises(NetworkPolicyError, match="was closed"):
+        line.serve(a_body("sbx-2"), fds)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", other))
+    for ask in (line.flush, lambda: line.relay({"id": "sbx-1", "port": 1}, [])):
+        with pytest.raises(NetworkPolicyError, match="was closed"):
+            ask()
+    with pytest.raises(NetworkPolicyError, match="was closed"):
+        line.make_authority(["a.test"])
