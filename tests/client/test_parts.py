@@ -24,7 +24,7 @@ from ringfence.client.answers import (
     with_query,
 )
 from ringfence.client.copies import FileReader, _unless, write_params
-from ringfence.client.exposure import RemoteExposure, _listen, connect, refusal
+from ringfence.client.exposure import RemoteExposure, _join, _listen, connect, refusal
 from ringfence.errors import (
     ConnectError,
     FileError,
@@ -317,6 +317,38 @@ def test_a_connection_passes_bytes_and_its_end_and_gives_all_back() -> None:
             thread.join()
     assert (["eof"], ["/s/ports/80/tcp"]) == (transport.channels[0].words, transport.paths)
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_connection_that_ends_there_ends_here_though_its_program_holds_on() -> None:
+    class Ended:
+        def receive_bytes(self) -> bytes:
+            raise ConnectionError
+
+        def send_bytes(self, _data: bytes) -> None: ...
+
+        def send_text(self, _text: str) -> None: ...
+
+    program, ours = socket.socketpair()
+    with program, ours:
+        joining = threading.Thread(target=_join, args=(Ended(), ours), daemon=True)
+        joining.start()
+        program.settimeout(30)
+        assert b"" == program.recv(9)
+        joining.join(30)
+        assert not joining.is_alive()
+
+
+def test_an_exposure_may_be_at_an_address_of_ipv6() -> None:
+    transport: Any = Transport()
+    try:
+        exposure = RemoteExposure(transport, "/s", 80, "::1", 0, None)
+    except InvalidRequest as exc:
+        pytest.skip(f"no IPv6 here: {exc}")
+    with exposure, socket.socket(socket.AF_INET6) as peer:
+        assert "::1" == exposure.address[0]
+        peer.connect(exposure.address)
+        peer.sendall(b"x")
+        assert b"x" == peer.recv(9)
 
 
 @pytest.mark.parametrize("is_unix", [False, True])

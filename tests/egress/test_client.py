@@ -69,6 +69,7 @@ def test_events_are_told_of_the_one_sandbox_to_its_end(egress: Egress) -> None:
     assert [] == egress.drop(OTHER)
     assert [False] == [each.allowed for each in egress.drop(ONE)]
     assert [] == egress.drop(ONE)
+    assert {} == egress._kinds
     with pytest.raises(NetworkPolicyError, match="has no network"):
         egress.check(ONE)
 

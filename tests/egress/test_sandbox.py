@@ -12,6 +12,7 @@ import pytest
 
 from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
 from ringfence.egress import reach, rules
+from ringfence.egress import passage, reach
 from ringfence.egress.inbound import Inbound, Unruled
 from ringfence.egress.rules import exact_names, read_policy
 from ringfence.egress.tls.ca import Authority
@@ -473,6 +474,13 @@ def test_names_of_the_policy_keep_their_addresses_however_many_are_asked_for(
     assert "b.test" == names.name_at(kept[0])
 
 
+GET = REQUEST.replace(b"POST", b"GET")
+BY_METHOD = tuple(
+    NetworkRule("a.test", "80", action=action, methods=(method,))
+    for action, method in (("allow", "POST"), ("deny", "GET"))
+)
+
+
 @pytest.mark.anyone
 @pytest.mark.parametrize(
     ("address", "port", "is_proxy", "is_resolver"),
@@ -539,3 +547,62 @@ def test_the_rule_that_denies_each_address_of_a_name_is_on_record(
         event["address"],
         event["allowed"],
     )
+
+
+    ("policy", "port", "said", "rule", "allowed"),
+    [
+        (NetworkPolicy(allowed_hosts=(HERE, "a.test:9000")), 9000, b"\0raw", "a.test:9000", True),
+        (NetworkPolicy(allowed_hosts=(HERE, "a.test", "!a.test:9000")), 9000, b"\0raw", "!a.test:9000", False),
+        (NetworkPolicy(allowed_hosts=("a.test", f"!{HERE}")), 9000, b"\0raw", f"!{HERE}", False),
+        (NetworkPolicy(allowed_hosts=("a.test",)), 9000, b"\0raw", "", False),
+        (NetworkPolicy(allowed_hosts=(HERE, "a.test")), 80, GET, "a.test", True),
+        (NetworkPolicy(allowed_hosts=(HERE,), rules=BY_METHOD), 80, REQUEST, "a.test:80", True),
+        (NetworkPolicy(allowed_hosts=(HERE,), rules=BY_METHOD), 80, GET, "!a.test:80", False),
+    ],
+)  # fmt: skip
+def test_the_record_names_the_rule_that_decided(
+    made: Callable[[NetworkPolicy], Scene],
+    policy: NetworkPolicy,
+    port: int,
+    said: bytes,
+    rule: str,
+    allowed: bool,
+) -> None:
+    scene = made(policy)
+    scene.say(port, [said])
+    (event,) = (each for each in scene.events if each["kind"] != "dns")
+    assert (rule, allowed) == (event["rule"], event["allowed"])
+
+
+@pytest.mark.anyone
+def test_a_fault_of_ours_ends_its_connection_and_is_told(
+    made: Callable[[NetworkPolicy], Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, faults = made(ALL), list[BaseException]()
+    scene.loop.on_fault = faults.append
+
+    async def serve(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passage, "serve", serve)
+        with scene.begin(9000, b"\0raw") as client:
+            assert is_reset(client)
+    assert ["a bug"] == [str(each) for each in faults]
+    assert "an internal error of the egress process" == scene.events[-1]["reason"]
+    assert (0, set()) == (scene.commons.connections, scene.sandbox.connections)
+    assert b"\0raw" == scene.say(9000, [b"\0raw"]), "the next is served"
+
+
+@pytest.mark.anyone
+def test_a_connection_on_which_nothing_is_said_ends_after_the_time_of_its_policy(
+    made: Callable[[NetworkPolicy], Scene],
+) -> None:
+    scene = made(IMPATIENT)
+    with scene.begin(9000, b"\0raw") as client:
+        while not scene._servers:
+            scene.settle()
+        while scene.sandbox.connections:
+            scene.settle()
+        assert is_reset(client)
+    assert "idle for too long" == scene.events[-1]["reason"]
