@@ -555,6 +555,8 @@ def test_the_rule_that_denies_each_address_of_a_name_is_on_record(
         (NetworkPolicy(allowed_hosts=(HERE, "a.test", "!a.test:9000")), 9000, b"\0raw", "!a.test:9000", False),
         (NetworkPolicy(allowed_hosts=("a.test", f"!{HERE}")), 9000, b"\0raw", f"!{HERE}", False),
         (NetworkPolicy(allowed_hosts=("a.test",)), 9000, b"\0raw", "", False),
+        (NetworkPolicy(allowed_hosts=("a.test", f"!{HERE}")), 80, GET, f"!{HERE}", False),
+        (NetworkPolicy(allowed_hosts=("a.test",)), 80, GET, "", False),
         (NetworkPolicy(allowed_hosts=(HERE, "a.test")), 80, GET, "a.test", True),
         (NetworkPolicy(allowed_hosts=(HERE,), rules=BY_METHOD), 80, REQUEST, "a.test:80", True),
         (NetworkPolicy(allowed_hosts=(HERE,), rules=BY_METHOD), 80, GET, "!a.test:80", False),

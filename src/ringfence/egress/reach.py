@@ -57,6 +57,8 @@ async def _places(connection: Connection) -> list[tuple[int, str]]:
             reason, rule, connection.address = decision.reason, decision.rule, address
     if not places:
         connection.rule = rule
+        if connection.site is not None:
+            connection.site.rule = rule  # not the one that allowed the request
         raise Refused(reason)
     connection.address = places[0][1]
     return places
