@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from ringfence import Sandbox
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.cli.diagnosis import fix
-from ringfence.errors import InvalidRequest
+from ringfence.errors import InvalidRequest, IoError
 from ringfence.launcher import spawn
 from tests.cli.command import ringfence_command
 
@@ -117,6 +118,125 @@ def test_nothing_is_changed_without_consent(
     assert "user.max_user_namespaces is 0" in said.out
     assert ("only root can" if os.geteuid() else "add --yes") in said.err
     assert before == _files(root)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "may"),
+    [
+        ("y\n", True),
+        (" YES \n", True),
+        ("n\n", False),
+        ("\n", False),
+        ("", False),
+        ("yess\n", False),
+    ],
+)
+def test_only_a_plain_yes_is_consent(
+    answer: str, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(sys, "stdin", _Terminal(answer))
+    assert may == fix._may(yes=False)
+    assert fix._may(yes=True)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    assert not fix._may(yes=True)
+
+
+@pytest.fixture
+def consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs this may change the host of the test."""
+    monkeypatch.setattr(fix, "_may", lambda **_: True)
+
+
+@pytest.mark.usefixtures("consent")
+def test_only_what_was_set_here_is_set_back_and_each_file_has_its_mode(root: str) -> None:
+    assert 0 == fix.main(undo=False, yes=True, root=root)
+    modes = {
+        name: os.stat(f"{root}{name}").st_mode & 0o777
+        for name in (spawn.COPY, "/etc/apparmor.d/ringfence", "/var/lib/ringfence/doctor-fix.json")
+    }
+    assert [0o755, 0o644, 0o644] == [*modes.values()]
+    changed = Path(root, "proc/sys/user/max_user_namespaces")
+    changed.write_text("999\n")
+    assert 0 == fix.main(undo=True, yes=True, root=root)
+    assert "999\n" == changed.read_text(), "somebody has set it since"
+    assert "0" == Path(root, "proc/sys/kernel/unprivileged_userns_clone").read_text()
+
+
+@pytest.mark.usefixtures("consent")
+def test_a_profile_is_unloaded_before_its_file_goes_and_services_are_read_again_after(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, bool]] = []
+
+    def run(commands: list[list[str]], _root: str) -> int:
+        there = Path(root, "etc/apparmor.d/ringfence").exists()
+        ran.extend((" ".join(each), there) for each in commands)
+        return 0
+
+    monkeypatch.setattr(fix, "_run", run)
+    profile = "/etc/apparmor.d/ringfence"
+    assert 0 == fix.main(undo=False, yes=True, root=root)
+    assert [(f"apparmor_parser -r {profile}", True), ("systemctl daemon-reload", True)] == ran
+    ran.clear()
+    assert 0 == fix.main(undo=True, yes=True, root=root)
+    assert [(f"apparmor_parser -R {profile}", True), ("systemctl daemon-reload", False)] == ran
+
+
+def test_a_command_that_fails_or_is_missing_is_said_and_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == fix._run([["true"]], "")
+    assert 0 == fix._run([["false"], ["no-such-program"]], "/elsewhere"), "they are only shown then"
+    assert ("", "") == tuple(capsys.readouterr())
+    assert 1 == fix._run([["false"], ["true"]], "")
+    assert "this failed: false" in capsys.readouterr().err
+    assert 1 == fix._run([["no-such-program", "x"], ["true"]], "")
+    assert "this was not run: no-such-program x" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("consent")
+def test_a_python_whose_copy_does_not_run_is_refused_and_removed(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(fix, "_base", lambda: str(broken))
+    with pytest.raises(InvalidRequest, match="does not find its own library"):
+        fix.main(undo=False, yes=True, root=root)
+    assert not Path(root + spawn.COPY).exists()
+
+
+@pytest.mark.usefixtures("consent")
+def test_what_broke_off_in_the_middle_can_be_undone(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _files(root)
+
+    def fail(*_: object) -> None:
+        raise OSError("power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fix, "_set", fail)
+        with pytest.raises(OSError, match="power is gone"):
+            fix.main(undo=False, yes=True, root=root)
+    assert before != _files(root)
+    assert 0 == fix.main(undo=True, yes=True, root=root)
+    assert before == _files(root)
+    half = Path(f"{root}/var/lib/ringfence/doctor-fix.json.new")
+    half.write_text("{")
+    with pytest.raises(IoError, match="is there"):
+        fix.main(undo=False, yes=True, root=root)
+    half.unlink()
+    Path(f"{root}/var/lib/ringfence/doctor-fix.json").write_text("{")
+    with pytest.raises(IoError, match="cannot be read"):
+        fix.main(undo=True, yes=True, root=root)
 
 
 @pytest.mark.parametrize(
