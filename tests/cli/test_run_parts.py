@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal as signal
 import errno
 import functools
+import json
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.cli import request, run, signals, tables, tty
+from ringfence.cli import request, result, run, signals, tables, tty
 from ringfence.cli.relay import Flow, Flows
 from ringfence.cli.signals import Bell
 from ringfence.cli.supervise import OWN_FAILURE, READER_GONE, TIMED_OUT, Supervisor
@@ -400,6 +401,42 @@ class TestSupervisor:
         assert ["suspend", "ours", stopped, "its", "resume", (7, 1, 0, 2)] == told
         assert [(signal.SIGUSR1, False)] == run.sent
         run.close()
+
+
+class TestJson:
+    def test_the_object_has_all_that_came_and_the_shells_words_for_what_did_not_start(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        done: list[str] = []
+
+        def start(out: Any, err: Any) -> None:
+            out(b"out")
+            err(b"err ")
+
+        status = ExecStatus(exit_code=127, signal=None, timed_out=False, duration_s=1.0)
+        supervisor: Any = SimpleNamespace(
+            start=start, wait=lambda: done.append("wait"), drain=lambda: done.append("drain"),
+            feed_note=lambda write: write(b"not found"), status=status, exit_code=127,
+        )  # fmt: skip
+        sandbox: Any = SimpleNamespace(
+            spec=SandboxSpec(), protections=list, terminate=lambda: done.append("terminate")
+        )
+        assert 127 == result.run_for_json(supervisor, sandbox, None)
+        assert ["wait", "terminate", "drain"] == done, "nothing adds to what is drained"
+        told = json.loads(capfd.readouterr().out)
+        assert ("out", "err not found", 127) == (told["stdout"], told["stderr"], told["exit_code"])
+        supervisor.status, supervisor.elapsed_s = None, 2.5
+        result.run_for_json(supervisor, sandbox, 4)
+        told = json.loads(capfd.readouterr().out)
+        assert (9, True, 2.5) == (told["signal"], told["timed_out"], told["duration_s"])
+        assert told["truncated"], "the bound of the sandbox is that of each stream"
+
+    @pytest.mark.parametrize("other", ["pip", "template"])
+    def test_an_image_has_no_packages_added(self, other: str, bell: Bell) -> None:
+        for given in ({"image": "x"}, {"pull": "never"}):
+            with pytest.raises(InvalidRequest) as refused:
+                run._run({**given, other: ["pandas"]}, ["true"], bell)
+            assert f"--{other}" == refused.value.field
 
 
 class TestProvision:

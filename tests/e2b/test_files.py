@@ -373,3 +373,25 @@ async def test_what_the_agent_tells_of_itself(here: Here, live: Live) -> None:
     assert {"A": "b"} == shown.json()
     told = (await here.ask("GET", "/metrics", headers=headers)).json()
     assert told["cpu_count"] >= 1
+
+
+async def test_metadata_of_a_file_go_with_what_replaces_it(
+    here: Here, live: Live, home: Path
+) -> None:
+    (home / "file").touch()
+    try:
+        os.setxattr(home / "file", "user.try", b"")
+    except OSError:
+        pytest.skip("no extended attributes here")
+    os.removexattr(home / "file", "user.try")
+    for headers, names in (({"x-metadata-by": "ann"}, ["user.e2b.by"]), ({}, [])):
+        assert 200 == await upload(here, live, [b"1"], query="path=file", headers=headers)
+        assert names == os.listxattr(home / "file")
+
+
+async def test_a_sandbox_that_has_ended_by_itself_is_not_healthy(here: Here, live: Live) -> None:
+    headers = token(here, live)
+    assert 204 == (await here.ask("GET", "/health", headers=headers)).status_code
+    live.inner.terminate()
+    for _ in range(2):
+        assert 502 == (await here.ask("GET", "/health", headers=headers)).status_code
