@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence import Credential, NetworkLimits, NetworkPolicy, NetworkRule
-from ringfence.egress import reach, rules
-from ringfence.egress import passage, reach
+from ringfence.egress import passage, reach, rules
 from ringfence.egress.inbound import Inbound, Unruled
 from ringfence.egress.rules import exact_names, read_policy
 from ringfence.egress.tls.ca import Authority
@@ -549,6 +548,8 @@ def test_the_rule_that_denies_each_address_of_a_name_is_on_record(
     )
 
 
+@pytest.mark.anyone
+@pytest.mark.parametrize(
     ("policy", "port", "said", "rule", "allowed"),
     [
         (NetworkPolicy(allowed_hosts=(HERE, "a.test:9000")), 9000, b"\0raw", "a.test:9000", True),
