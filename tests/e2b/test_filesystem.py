@@ -241,8 +241,9 @@ async def test_a_watch_ends_at_the_deadline_of_its_request(
     answered = await here.ask(
         "POST", f"{AT}/WatchDir", headers=headers, content=frame({"path": "."})
     )
-    first, last = frames_of(answered.content)
-    assert ({"start": {}}, "deadline_exceeded") == (first, last["error"]["code"])
+    *before, last = frames_of(answered.content)
+    assert "deadline_exceeded" == last["error"]["code"]
+    assert before in ([{"start": {}}], []), "beside a load it comes before the watch has begun"
     await until_idle(here, live)
 
 
