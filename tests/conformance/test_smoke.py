@@ -54,7 +54,13 @@ MAKERS: dict[str, Callable[[ExitStack], Backend]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+# An emulated machine takes as long to start as all the others together: one pass starts it.
+_PARAMS = [
+    pytest.param(name, marks=[pytest.mark.anyone] if "microvm" == name else []) for name in MAKERS
+]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with ExitStack() as stack:
         backend = MAKERS[request.param](stack)
