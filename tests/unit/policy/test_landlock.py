@@ -280,3 +280,14 @@ def test_the_kernel_enforces_the_rules(tmp_path: Path, require: Callable[[str], 
     assert {"ok"} == set(control.values())
     assert refused == {name for name, result in under.items() if result != "ok"}
     assert {"PermissionError"} == {under[name] for name in refused}
+
+
+@pytest.mark.anyone
+def test_plans_that_are_remembered_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "_MOST_DECIDED", 3)
+    monkeypatch.setattr(landlock, "_decided", {})
+    made = [landlock.plan_landlock(6, writable=[f"/w{n}"]) for n in range(10)]
+
+    assert 1 <= len(landlock._decided) <= 3
+    assert made[-1] is landlock.plan_landlock(6, writable=["/w9"])
+    assert made[-1].rules != made[0].rules
