@@ -1,4 +1,4 @@
-"""Keys, requests under way and the audit log at their second step: what is looked at again, and what is kept."""
+"""Keys, requests under way and the audit log at their second step: what is looked at again, and kept."""
 
 from __future__ import annotations
 

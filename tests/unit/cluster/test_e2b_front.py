@@ -123,7 +123,7 @@ class TestAnswers:
     async def test_a_node_gets_the_caller_and_no_key_and_the_client_no_inner_field(
         self, tmp_path: Path
     ) -> None:
-        made = saying({}, **{"x_ringfence_made": "x", "x_ringfence_order": "y", "x_kept": "z"})
+        made = saying({}, x_ringfence_made="x", x_ringfence_order="y", x_kept="z")
         async with entry_of(tmp_path, **{A: saying({}), B: made}) as entry:
             path = f"/sandboxes/{id_at(B)}?x=1"
             forged = {gateways.HEADER.replace("-", "_"): "forged", "authorization": "Bearer x"}

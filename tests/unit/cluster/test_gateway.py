@@ -313,8 +313,8 @@ class TestCreates:
             await front.call("GET", "/v1/sandboxes/mine")
             assert (0, 3) == (len(front.asked(A)), len(front.asked(B)))
             assert [] == scene.store.list("bind/"), "nothing new is made"
+            acquire["options"]["snapshot_id"] = id_at(A, "snap")
             with pytest.raises(InvalidRequest, match="already used"):
-                acquire["options"]["snapshot_id"] = id_at(A, "snap")
                 await front.call("POST", "/v1/sessions", acquire)
 
     async def test_an_execution_with_an_id_goes_to_the_node_that_it_names(

@@ -1,4 +1,4 @@
-"""From a configuration to what serves, without its sockets: what is opened, closed and left to the next daemon."""
+"""From a configuration to what serves, without its sockets: what is opened, closed and left."""
 
 from __future__ import annotations
 
