@@ -31,6 +31,7 @@ from ringfence.sessions.manager import SessionManager
 from ringfence.sessions.templates import places
 from ringfence.sessions.templates.build import LABEL, client_of
 from ringfence.sessions.templates.catalogue import Templates
+from ringfence.sessions.templates.shared import SharedTemplates
 from ringfence.snapshots.shared import SharedSnapshots
 from ringfence.store.templates import (
     BUILDING,
@@ -291,6 +292,33 @@ def test_room_is_made_of_what_this_client_alone_does_not_need(templates: Templat
     assert ["building", "his", "late", "tagged"] == layers(templates)
     templates.collect("ann", keep_s=0.0)
     assert ["building", "his", "tagged"] == layers(templates)
+
+
+def test_room_is_made_of_ones_own_uploads(tmp_path: Path) -> None:
+    with machine(tmp_path, bytes=25) as manager:
+        templates, held = manager.templates, {}
+        for owner in ("ann", "bob"):
+            with closing(templates.upload(owner)) as upload:
+                upload.write(owner.encode())
+                held[owner] = upload.finish()
+        for snapshot in ("s1", "s2", "s3"):
+            layer(templates, "ann", snapshot)
+        templates.check_bytes("ann")
+        assert [False, True] == [templates.places.has(each, held[each]) for each in held]
+
+
+def test_what_a_template_of_another_node_needs_is_kept(
+    tmp_path: Path, store: SharedSnapshots
+) -> None:
+    with machine(tmp_path / "one", store) as manager:
+        templates = manager.templates
+        for owner, snapshot in (("ann", "needed"), ("ann", "free"), ("bob", "his")):
+            layer(templates, owner, snapshot)
+        known = TemplateRecord("tpl-there", "ann", "there", 0, {"default": "b1"}, 1.0, 1.0)
+        there = BuildRecord("b1", known.id, READY, "{}", [], 1.0, layers=["needed"])
+        SharedTemplates(store, templates.records).put(known, [there])
+        templates.collect("ann", keep_s=0.0)
+        assert ["his", "needed"] == layers(templates)
 
 
 def test_a_layer_made_anew_takes_the_others_place(
