@@ -20,8 +20,11 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.errors import InvalidRequest, LifecycleError, RegistryError, Unsupported
 from ringfence.images.archive import load
 from ringfence.model import capabilities as can
+from ringfence.model.mount import READ_WRITE
+from ringfence.model.net.network import NetworkPolicy
 from ringfence.sessions import BashConfig, BashTool, PoolConfig, SandboxBash
 from ringfence.sessions.shells.bash import BashOutput
+from ringfence.sessions.shells.shell import _Collector
 from ringfence.testing.unconfined.sandbox import UnconfinedSandbox
 from tests.features import require
 from tests.images.conftest import small
@@ -48,7 +51,9 @@ def make_bash(native: NativeBackend, workspace: Path) -> Iterator[MakeBash]:
     with ExitStack() as stack:
 
         def make(**config: Any) -> SandboxBash:
-            options = {name: config.pop(name) for name in ("manager",) if name in config}
+            options: dict[str, Any] = {
+                name: config.pop(name) for name in ("manager", "client_id") if name in config
+            }
             chosen = BashConfig(image="default", allow_degraded=ALLOWED, **config)
             if "manager" not in options:
                 options["backend"] = native
@@ -72,6 +77,58 @@ def test_the_defaults_are_the_contract() -> None:
         config.network,
         config.env,
     )
+
+
+def test_a_sandbox_is_made_of_the_whole_config(tmp_path: Path) -> None:
+    config = BashConfig(
+        image="default",
+        memory_mib=64,
+        cpus=0.5,
+        network=True,
+        env={"A": "1"},
+        tier="strong",
+        user="1000",
+        allow_degraded=("cpu_limit",),
+    )
+    spec = config.spec(str(tmp_path))
+
+    assert (None, "strong", "1000") == (spec.image, spec.tier, spec.user)
+    assert ("/workspace", {"A": "1"}, ("cpu_limit",)) == (
+        spec.workdir,
+        dict(spec.env),
+        spec.allow_degraded,
+    )
+    assert (64 * MIB, 0.5) == (spec.limits.memory_bytes, spec.limits.cpus)
+    assert [("/workspace", str(tmp_path), READ_WRITE)] == [
+        (each.target, each.source, each.access) for each in spec.mounts
+    ]
+    assert spec.network.is_unrestricted
+    policy = NetworkPolicy(allowed_hosts=("example.org",))
+    assert policy == BashConfig(network=policy).spec(None).network
+    own = BashConfig().spec(None)
+    assert ("alpine:latest", True, "") == (own.image, own.network.is_none, own.mounts[0].source)
+
+
+@pytest.mark.parametrize(
+    ("field", "refused", "taken"),
+    [
+        ("image", "", "a"),
+        ("memory_mib", 0, 1),
+        ("cpus", 0.0, 0.001),
+        ("tier", "none", "strong"),
+        ("timeout_s", 0.0, 0.001),
+        ("network", "yes", True),
+        ("persistent", 1, True),
+        ("user", "a b", "a"),
+        ("env", {"A=": "b"}, {"A": "b"}),
+        ("allow_degraded", ("nothing",), ("cpu_limit",)),
+    ],
+)
+def test_a_config_is_checked(field: str, refused: Any, taken: Any) -> None:
+    BashConfig(**{field: taken})
+    with pytest.raises(InvalidRequest) as caught:
+        BashConfig(**{field: refused})
+    assert field == caught.value.field.partition("[")[0].partition(".")[0]
 
 
 def test_an_image_that_cannot_be_had_is_said_with_the_first_command(
@@ -316,11 +373,11 @@ def test_any_backend_will_do() -> None:
 def test_from_a_manager_s_pool(make_manager: MakeManager, make_bash: MakeBash) -> None:
     manager = make_manager(pool=PoolConfig(min_warm=1))
     assert until(lambda: 1 == manager.pool.size)
-    tool = make_bash(manager=manager)
+    tool = make_bash(manager=manager, client_id="ann")
 
     assert "/workspace\n" == tool.exec_command("pwd -P").stdout
 
-    (session,) = manager.list("bash")
+    (session,) = manager.list("ann")
     assert 1 == manager.stats().pool_hits
     tool.shutdown()
     assert "terminated" == manager.get(session.session_id).reason
@@ -379,6 +436,29 @@ def test_every_command_ends_where_it_ends(
 
     assert expected == shell.exec_command(command)
     assert BashOutput("next\n", "", 0) == shell.exec_command("echo next")
+
+
+def test_files_of_commands_are_gone_when_they_have_ended(shell: SandboxBash) -> None:
+    shell.exec_command("true")
+
+    assert "/tmp/.command-2\n" == shell.exec_command("ls -d /tmp/.command-*").stdout
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_mark_is_found_however_it_arrives(size: int) -> None:
+    mark = b"m" * 8
+    collector = _Collector()
+    for text, status in ((b"out mmm\nm", b"0"), (b"", b"3"), (b"mmmmmmm", b"127")):
+        collector.expect(mark)
+        said = text + mark + b" " + status + b"\n"
+        for start in range(0, len(said), size):
+            assert not collector.status
+            collector.feed(said[start : start + size])
+        collector.feed(b"of what runs in the background")
+        assert (text.decode(), status) == (collector.text(), collector.status)
+    collector.expect(mark)
+    collector.feed(b"no mark mmm")
+    assert ("no mark mmm", False) == (collector.text(), collector.wait(lambda: True, 0.0))
 
 
 @pytest.mark.parametrize("command", ["if then", "echo 'never closed", "cat <<END\nnever ended"])

@@ -150,9 +150,9 @@ class _Collector:
                 self.status, self._held = after.partition(b"\n")[0], b""
                 self._changed.notify_all()
                 return
-            keep = len(data) - len(before) if found else len(self._mark)
-            self._stream.feed(data[: len(data) - keep] if keep else data)
-            self._held = data[len(data) - keep :] if keep else b""
+            sent = len(before) if found else max(0, len(data) - len(self._mark))
+            self._stream.feed(data[:sent])
+            self._held = data[sent:]
 
     def wait(self, is_over: object, timeout_s: float | None) -> bool:
         """Wait for the mark, `is_over` or the timeout; return whether the mark came."""
