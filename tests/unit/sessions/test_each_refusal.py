@@ -212,6 +212,22 @@ def test_a_sandbox_that_is_being_made_counts_against_the_bound_of_its_client_alo
         pass
 
 
+def test_the_end_of_a_session_leaves_a_key_that_another_has_by_now(manager: SessionManager) -> None:
+    first, second = new(manager), new(manager)
+    for live in (first, second):
+        manager.index.leave(live)
+        live.key = "k"
+        manager.index.enter(live)
+    assert manager.index.leave(first)
+    assert not manager.index.leave(first)
+    assert second is manager.index.under_key(second.client_id, "k")
+    assert second is manager.index.find(second.sandbox_id)
+    assert manager.index.leave(second)
+    assert manager.index.under_key(second.client_id, "k") is None
+    for live in (first, second):
+        manager.index.enter(live)
+
+
 @pytest.mark.parametrize("ttl_s", [0, -1, 366 * 86400.0 + 1, float("inf"), float("nan")])
 def test_a_time_to_live_is_above_0_and_within_a_year(manager: SessionManager, ttl_s: float) -> None:
     live = new(manager)
