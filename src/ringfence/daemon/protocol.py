@@ -150,7 +150,7 @@ class RingfenceWebSocket(InSlices, WebSocketsSansIOProtocol):
     """WebSocket connection with the same peer check and bounds."""
 
     def parse(self, data: bytes) -> None:
-        """Refuse a head that HTTP takes and WebSockets do not (a line of 10 KB): uvicorn says nothing."""
+        """Refuse a head that HTTP allows and WebSockets do not, such as a long line: uvicorn says nothing."""
         super().parse(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self.logger.warning("refused a WebSocket: %s", self.conn.handshake_exc.__cause__)

@@ -1,4 +1,4 @@
-"""Keys, requests under way and the audit log at their second step: what is looked at again, and kept."""
+"""Keys, requests under way and the audit log: what is looked at again, and what is kept."""
 
 from __future__ import annotations
 
@@ -55,6 +55,16 @@ def opened(authenticator: Authenticator, **more: Any) -> Caller:
 
 
 # -- requests under way --------------------------------------------------------------------------
+
+
+class Clock:
+    now = 1000.0
+
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Waiting:
@@ -209,7 +219,7 @@ def test_tokens_that_are_over_are_forgotten_and_what_was_made_since_is_not(
 def test_uses_are_due_once_in_a_while(
     authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=1000.0, time=time.time, monotonic=lambda: clock.now)
+    clock = Clock()
     monkeypatch.setattr(keys, "time", clock)
     fresh = Authenticator(authenticator._store)
     due = []
@@ -234,7 +244,7 @@ def test_a_token_of_another_key_stays_when_one_is_removed(authenticator: Authent
 def test_a_file_that_is_renamed_twice_is_made_anew_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=1000.0, time=time.time, monotonic=lambda: clock.now)
+    clock = Clock()
     monkeypatch.setattr(audit_module, "time", clock)
     path = tmp_path / "log"
     log = LogFile(str(path), 100)

@@ -410,9 +410,8 @@ class TestCreates:
             return (200, {}, stats) if asked.target == "/v1/stats" else having()(asked)
 
         async with entry_of(tmp_path, **{A: counting, B: counting}) as entry:
-            bound = {"max_sandboxes": 5}
             keys = entry.service.authenticator
-            _, key = keys.make(owner="ann", scope=USER, expires_at=None, **bound)
+            _, key = keys.make(owner="ann", scope=USER, max_sandboxes=5)
             status, _ = await entry.call("POST", "/sandboxes", {"templateID": "base"}, key=key)
             made_at = A if entry.asked(A, "POST") else B
             assert (201, 3) == (status, entry.caller(made_at).max_sandboxes)

@@ -50,8 +50,8 @@ class Client:
         self, method: str, *fields: tuple[bytes, bytes], kind: str = "http", **state: Any
     ) -> Inbound:
         whose = {"caller": Caller("ann", USER, key="key-1"), "request_id": "r", **state}
-        scope = {"type": kind, "method": method, "raw_path": b"/v1/x%20y", "query_string": b"a=1"}
-        scope |= {"headers": [*fields], "state": whose}
+        scope: dict[str, Any] = {"type": kind, "method": method, "raw_path": b"/v1/x%20y"}
+        scope |= {"query_string": b"a=1", "headers": [*fields], "state": whose}
         return Inbound(scope, self.receive, self.send)
 
     def content(self) -> bytes:
@@ -246,7 +246,7 @@ class TestSockets:
         client.messages.insert(0, {"type": "websocket.connect"})
         inbound = client.inbound("", *fields, kind="websocket")
         del inbound.scope["method"]
-        inbound.scope |= more
+        inbound.scope.update(more)
         return inbound
 
     async def through(self, proxy: Proxy, address: str, inbound: Inbound) -> None:
@@ -275,7 +275,11 @@ class TestSockets:
                 {"type": "websocket.receive", "bytes": b""},
                 {"type": "websocket.receive", "text": "end"},
             )
-            fields = ((b"host", b"front"), (b"authorization", b"x"), (b"x-of-client", b"1"))
+            fields: Fields = (
+                (b"host", b"front"),
+                (b"authorization", b"x"),
+                (b"x-of-client", b"1"),
+            )
             fields += ((b"sec-websocket-protocol", b"one, two"), (b"sec-websocket-key", b"k"))
             inbound = self.inbound(client, *fields, subprotocols=["one", "two"])
             await self.through(proxy, address, inbound)

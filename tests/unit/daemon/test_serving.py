@@ -1,4 +1,4 @@
-"""From a configuration to what serves, without its sockets: what is opened, closed and left."""
+"""What serves by a configuration, without its sockets: what is closed, and left to the next daemon."""
 
 from __future__ import annotations
 
@@ -97,7 +97,12 @@ def test_all_that_served_is_closed_and_uses_of_keys_are_written_down(
         _, text = keys.make(owner="ann", scope=USER)
         assert keys.caller(text)
         store, note = app.state.service.manager.store, app.state.service.manager.store.note_keys
-        store.note_keys = lambda each, now: (used.append(each), note(each, now))
+
+        def note_keys(each: Any, now: float) -> None:
+            used.append(each)
+            note(each, now)
+
+        store.note_keys = note_keys
         sandbox_of(app)
         app.state.service.audit.write(status=201, peer="uid 0", client="ann", key="k")
         return False
