@@ -12,6 +12,7 @@ import pytest
 from cryptography import x509
 
 from ringfence import NetworkPolicy, NetworkRule
+from ringfence.egress.host import client
 from ringfence.egress.host import client as client_module
 from ringfence.egress.host import line as line_module
 from ringfence.egress.host.client import Egress
@@ -393,3 +394,21 @@ def test_a_forked_child_lets_go_of_what_is_its_parents(monkeypatch: pytest.Monke
     assert ({}, {}) == (before._lines, before._kinds)
     assert client_module.shared() is not before
     monkeypatch.setattr(client_module, "_shared", None)
+
+
+def test_a_forked_child_lets_go_of_its_parents_and_has_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parents, let_go = Egress(), list[bool]()
+    monkeypatch.setattr(parents, "abandon", lambda: let_go.append(True))
+    monkeypatch.setattr(client, "_shared", parents)
+    monkeypatch.setattr(client, "_lock", client._lock)
+    assert parents is client.shared()
+
+    with client._lock:  # as another thread of the parent may have it
+        client._after_fork()
+    assert [True] == let_go
+    assert parents is not client.shared()
+    monkeypatch.setattr(client, "_shared", parents)
+    monkeypatch.setattr(parents, "owner", 1)
+    assert parents is not client.shared()
