@@ -56,7 +56,6 @@ from types import SimpleNamespace
 from ringfence.backends.local.jailed.bare_jail import bare_jail, filter_of_jail
 from ringfence.backends.local.mounts.template import DEVICE, READ_ONLY, tree
 from ringfence.launcher import wire
-from ringfence.launcher.helpers import trees as packing
 from ringfence.launcher.jail import aboard
 from ringfence.launcher.jail.jailer import Jailer
 from ringfence.launcher.machine_code.process_image import HEAD_IS_WRITTEN
@@ -165,7 +164,11 @@ for path in (f"{image}/own", f"{packed}/restored"):
     open(path, "w").close()
     os.chmod(path, 0o644)
 content = os.memfd_create("content")
-packing.pack(content, packed, one_file_system=True)
+def of_root(member):
+    member.uid = member.gid = 0
+    return member
+with os.fdopen(os.dup(content), "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+    tar.add(packed, ".", filter=of_root)
 os.lseek(content, 0, 0)
 plan = plan_of("content")
 plan["guest"]["has_content"] = True
@@ -473,10 +476,8 @@ def test_what_fails_is_told_by_its_step(jails: Found, name: str, said: str) -> N
 
 
 def test_the_jailer_keeps_nothing_of_a_jail(jails: Found) -> None:
-    if os.geteuid() == 0:
+    if os.geteuid() == 0:  # else the jail opens it itself, while its ids are being mapped
         assert {"step": "", "errno": 116, "jails": 0, "leaked": 0} == jails["no source"]
-    else:
-        assert jails["no source"]["heard"].startswith("E116 open ")
     for name in ("plain", "kept", "content", "image", "no step", "no program"):
         found = jails[name]
         assert (0, 1, 0) == (found["leaked"], found["pidfds"], found["jails"]), name
