@@ -21,6 +21,7 @@ from ringfence.backends.microvm import booted, initramfs, qemu
 from ringfence.backends.microvm import sandbox as living
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.backends.microvm.booted import Machines
+from ringfence.backends.microvm.monitor import Monitor
 from ringfence.backends.microvm.sandbox import MicrovmSandbox
 from ringfence.errors import (
     BackendUnavailable,
@@ -83,8 +84,11 @@ class Jailer:
 
     def close(self) -> None:
         for process, thread in zip(self.processes, self.threads, strict=True):
-            assert process.poll() is not None, "an emulator runs on"
+            thread.join(10.0)
+            runs_on = thread.is_alive()
+            process.kill()
             thread.join()
+            assert not runs_on, "an emulator was not ended"
 
 
 class Ids:
@@ -238,7 +242,7 @@ class TestBooting:
         self, backend: Any, jailer: Jailer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out: list[int] = []
-        monkeypatch.setattr(module.Monitor, "write_down", lambda _monitor, fd: out.append(fd))
+        monkeypatch.setattr(Monitor, "write_down", lambda _monitor, fd: out.append(fd))
         for fd in (77, -1):
             jailer.words = [frame(DATA, CONTROL, BOOTED)]
             self.boot(backend, out=fd)
@@ -275,7 +279,12 @@ class TestRestoring:
         )
         given: list[Any] = []
         monkeypatch.setattr(backend, "catalogue", lambda: found)
-        monkeypatch.setattr(backend, "_provision", lambda *what: given.append(what) or "made")
+
+        def provision(*what: Any) -> str:
+            given.append(what)
+            return "made"
+
+        monkeypatch.setattr(backend, "_provision", provision)
         told: list[Any] = []
         monkeypatch.setattr(module, "tell_limits", lambda *what: told.append(what))
         assert "made" == backend.restore("snap", secrets={"A": "new"})
