@@ -72,3 +72,15 @@ def test_what_has_no_colon_is_no_password(
         monkeypatch.setenv("REGISTRY_AUTH_FILE", "")
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         assert wanted == configured(Reference.parse("registry.example/x"))
+
+
+def test_what_is_not_base64_is_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is sent that nobody wrote: what is left of a damaged one may be another."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", "")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    good = base64.b64encode(b"me:password").decode()
+    for auth, wanted in ((good, ("me", "password")), (f"{good[:4]}*{good[4:]}", None), (7, None)):
+        form = {"auths": {"registry.example": {"auth": auth}}}
+        (tmp_path / "config.json").write_text(json.dumps(form))
+        assert wanted == configured(Reference.parse("registry.example/x")), auth
