@@ -35,7 +35,8 @@ class Builds:
         self.done: list[tuple[list[Any], tuple[str, ...], dict[str, Any]]] = []
 
         def build(template: Template, *names: str, **options: Any) -> Any:
-            keys = [dict(getattr(step, "key", step)) for step in template._plan]
+            plan: Any = template._plan
+            keys = [dict(getattr(step, "key", step)) for step in plan]
             self.done.append((keys, names, options))
             return SimpleNamespace(
                 id=f"sha256:{'0' * 64}", reference="docker.io/library/ds:latest", size_bytes=7,
@@ -115,9 +116,12 @@ def test_packages_of_a_run_are_a_template_without_a_name(
     else:
         assert options["on_output"] is None
     assert ("", "from pip" if shows else "") == tuple(capfd.readouterr())
-    for other, field in (({"template": "ds"}, "template"), ({"image": "x"}, "image")):
+    for other, field in (
+        (SandboxSpec(template="ds"), "template"),
+        (SandboxSpec(image="x"), "image"),
+    ):
         with pytest.raises(InvalidRequest) as refused:
-            command.with_packages(SandboxSpec(**other), ["pandas"], shows_output=shows)
+            command.with_packages(other, ["pandas"], shows_output=shows)
         assert field == refused.value.field
     assert 1 == len(builds.done)
 

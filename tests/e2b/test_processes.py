@@ -18,6 +18,7 @@ from ringfence import Limits
 from ringfence.api.access.ceilings import Ceilings
 from ringfence.api.access.permissions import Permissions
 from ringfence.api.service import Settings
+from ringfence.api.streaming import runs
 from ringfence.e2b import interpreter, processes, watchers
 from ringfence.e2b.call import ApiError
 from ringfence.e2b.codec import RpcError, frame
@@ -289,7 +290,7 @@ async def test_of_two_with_a_tag_the_newer_is_meant_and_a_killed_one_is_not_foun
         await real(run, 30.0)
         waited.append(run.done.done())
 
-    real = processes.wait_for
+    real = runs.wait_for
     monkeypatch.setattr(processes, "wait_for", wait_for)
     first = asyncio.ensure_future(box.run("sleep", "1000", tag="t"))
     await box.until_listed("t")
