@@ -41,7 +41,6 @@ from ringfence.model.mount import Mount
 from ringfence.model.net.network import NetworkPolicy
 from ringfence.model.spec import SandboxSpec
 
-pytestmark = pytest.mark.anyone
 SPEC = SandboxSpec(tier="strong", id="mine")
 
 
@@ -66,7 +65,7 @@ class Jailer:
         process = subprocess.Popen(["sleep", "1000"])
         self.processes.append(process)
         word = self.words.pop(0) if self.words else frame(DATA, CONTROL, READY)
-        line = os.dup(fds[0])
+        line, pidfd = os.dup(fds[0]), os.pidfd_open(process.pid)
 
         def be_machine() -> None:
             os.write(line, word) if word else process.kill()
@@ -75,7 +74,7 @@ class Jailer:
 
         self.threads.append(threading.Thread(target=be_machine))
         self.threads[-1].start()
-        return b"%d" % process.pid, [os.pidfd_open(process.pid)]
+        return b"%d" % process.pid, [pidfd]
 
     def tell(self, *_told: Any) -> None:
         pass

@@ -21,8 +21,6 @@ from ringfence.backends.settings import WHOLE, Settings
 from ringfence.errors import BackendUnavailable, InvalidRequest, RingfenceError, SnapshotNotFound
 from ringfence.model.spec import TIERS, SandboxSpec
 
-pytestmark = pytest.mark.anyone
-
 TABLES = """
 [codex]
 binary = "/opt/codex"
