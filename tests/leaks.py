@@ -29,10 +29,17 @@ def take_census() -> Census:
     found += [
         ("mode", f"{each} {os.stat(each).st_mode:o}") for each in ("/", "/etc", "/sys", "/tmp")
     ]
+    # Of the tests' own process: what later ones make would be everybody's to write.
+    found += [("umask", f"{_umask():o}")]
     if 0 == os.geteuid():
         found += [("mount", line) for line in _mounts()]
         found += [("loop device", path) for path in _loop_devices()]
     return frozenset(found)
+
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
 
 
 def _may_be_ours(uid: int | None) -> bool:

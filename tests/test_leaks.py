@@ -36,6 +36,16 @@ def _zombies(before: Census) -> list[int]:
     return [int(text.split()[0]) for _, text in grown if text.endswith(" Z")]
 
 
+def test_a_umask_left_is_noticed() -> None:
+    before = take_census()
+    mask = os.umask(0o007)
+    try:
+        grown = wait_for_calm(before, patience_s=0)
+    finally:
+        os.umask(mask)
+    assert ("umask", "7") in grown
+
+
 def test_a_directory_left_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = take_census()

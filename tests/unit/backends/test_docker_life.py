@@ -159,12 +159,10 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def backend(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[DockerBackend]:
+def backend(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerBackend]:
     """One whose places are in a directory of the test's, which is empty afterwards."""
-    places, real = tmp_path / "places", tempfile.mkdtemp
-    places.mkdir()
+    real = tempfile.mkdtemp
+    places = real(prefix="places-")  # a socket's path has 107 bytes at most: unix(7)
 
     def mkdtemp(prefix: str, dir: str) -> str:
         assert dir == "/var/tmp", "for who counts, memory is none of it"
@@ -177,7 +175,7 @@ def backend(
     yield made
     made.close()
     assert engine.is_closed
-    assert [] == os.listdir(places)
+    os.rmdir(places)
     assert all("remove" in each.done for each in engine.made)
     for agent in [each.agent for each in engine.made if each.agent is not None]:
         agent.join(2.0)

@@ -370,6 +370,14 @@ def test_a_view_tells_the_ids_and_numbers_of_the_kernel_that_asks(place: Path) -
     assert before - 1 == len(os.listdir("/proc/self/fd"))
 
 
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """`serve` changes it, in a process of its own."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 class Served:
     """`serve` in a thread, with the kernel's ends of both lines, and the host's socket."""
 
@@ -381,7 +389,6 @@ class Served:
         plan = {"shown": str(place), "mounts": str(place), "whose": OWNER}
         fds = [each.fileno() for each in self._theirs]
         self.thread = threading.Thread(target=serve, args=(plan, fds, self._control))
-        self._umask = os.umask(0)
         self.thread.start()
         self.host.settimeout(20)
         for each in self.lines:
@@ -394,7 +401,6 @@ class Served:
     def close(self) -> None:
         self.host.close()
         self.thread.join(20)
-        os.umask(self._umask)
         for each in (*self.lines, *self._theirs, self._control):
             each.close()
         assert not self.thread.is_alive()
@@ -404,6 +410,7 @@ def message(operation: int, node: int, body: bytes) -> bytes:
     return fuse.HEADER.pack(fuse.HEADER.size + len(body), operation, 7, node, 0, 0, 1, 0) + body
 
 
+@pytest.mark.usefixtures("umask")
 def test_each_line_has_its_share_and_goes_on_where_another_left_off(place: Path) -> None:
     first, second = Served(place), Served(place)
     files = [os.memfd_create("written") for _ in range(2)]
