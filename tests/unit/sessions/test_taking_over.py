@@ -241,6 +241,9 @@ def test_what_a_backend_left_that_is_not_here_is_left_alone(
     other = Other()
     manager = server.again(other)
     assert [sandbox_id] == manager.not_ours
+    [ends] = [each for each in manager.health().checks if "ends" == each.name]
+    assert not ends.ok
+    assert f"of backends that are not loaded: {sandbox_id}" in ends.detail
     assert [] == manager.list()
     assert [sandbox_id] == [*backend.sandboxes]
     assert [backend.name] == [each.backend for each in manager.store.anchors()]
