@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,11 +14,15 @@ from hypothesis import HealthCheck, settings
 
 from tests.features import require as require_feature
 from tests.leaks import Census, parentage, take_census, too_deep, wait_for_calm
-from tests.passes import Claims, is_left_out, is_of_another_gear
+from tests.passes import GEAR, Claims, is_left_out, is_of_another_gear
 
 # How long an example takes says how busy the machine is, and nothing of the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("first", settings.get_profile("all"), max_examples=40)
+settings.load_profile("first" if "first" == os.environ.get(GEAR) else "all")
+
+# Reading the tests makes a million objects that stay. The collector would look at each of them time and again.
+gc.disable()
 
 # In the background of a script, or under nohup(1), some signals are ignored. What we start would ignore
 # them too, and tests that send them would wait for ever.
@@ -67,6 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wants = "an unprivileged user" if am_root else "root"
     for item in not_mine:
         item.add_marker(pytest.mark.skip(reason=f"needs {wants}"))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but never what was made until here."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_collectionfinish() -> list[str]:

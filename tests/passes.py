@@ -9,9 +9,9 @@ all, and runs in the pass that claims its file first, so that the passes end tog
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,19 +21,15 @@ GEAR = "RINGFENCE_TEST_GEAR"
 """`first` leaves out what is marked `full`, `rest` leaves out all else; unset or `all` takes both."""
 
 
+_PYTESTMARK = re.compile(r"^pytestmark = (?:\[.*?\]|.*?)$", re.DOTALL | re.MULTILINE)
+_MARK = re.compile(r"\bpytest\.mark\.(\w+)")
+
+
 @functools.cache
 def marks_of(path: Path) -> frozenset[str]:
     """Names of the marks that a file's `pytestmark` gives to all of its tests."""
-    source = path.read_text(encoding="utf-8")
-    if "pytestmark" not in source:
-        return frozenset()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and "pytestmark" == ast.unparse(node.targets[0]):
-            marks = [each for each in ast.walk(node.value) if isinstance(each, ast.Attribute)]
-            return frozenset(
-                mark.attr for mark in marks if "pytest.mark" == ast.unparse(mark.value)
-            )
-    return frozenset()
+    found = _PYTESTMARK.search(path.read_text(encoding="utf-8"))
+    return frozenset(_MARK.findall(found[0])) if found else frozenset()
 
 
 def is_left_out(path: Path) -> bool:

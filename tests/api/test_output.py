@@ -13,6 +13,8 @@ from ringfence.api.routes import output
 from ringfence.spool.order import OUT
 from ringfence.spool.spool import Spool
 
+pytestmark = pytest.mark.anyone
+
 
 def asked(tmp_path: Path, early: bytes, late: bytes) -> tuple[Any, Any, Spool]:
     """A service and an exec that writes `late` right after what it wrote `early` was looked at."""

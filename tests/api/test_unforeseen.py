@@ -16,6 +16,8 @@ from ringfence.api.service import Service
 from ringfence.sessions.manager import SessionManager
 from tests.unconfined import Unconfined
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def service() -> Iterator[Service]:

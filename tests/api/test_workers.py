@@ -11,6 +11,8 @@ import pytest
 
 from ringfence.api.workers import Workers
 
+pytestmark = pytest.mark.anyone
+
 
 @contextlib.contextmanager
 def workers(most: int) -> Iterator[Workers]:

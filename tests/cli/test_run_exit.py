@@ -13,6 +13,8 @@ import pytest
 from ringfence.cli.commands import LIMITS
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, run, run_json, start
 
+pytestmark = pytest.mark.anyone
+
 KEYS = {
     "stdout", "stderr", "exit_code", "signal", "timed_out", "oom_killed", "killed_by", "truncated",
     "stdout_dropped_bytes", "stderr_dropped_bytes", "duration_s", "resource_usage", "protections",

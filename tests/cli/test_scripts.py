@@ -8,6 +8,8 @@ import pytest
 
 from ringfence.cli.scripts import scripts_of
 
+pytestmark = pytest.mark.anyone
+
 CASES = [
     (["python3", "a.py"], "a.py"),
     (["python3.12", "-u", "a.py", "b.py"], "a.py"),

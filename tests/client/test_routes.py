@@ -21,6 +21,8 @@ from ringfence.model.sandbox import SandboxView
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
 
+pytestmark = pytest.mark.anyone
+
 _BOX = "/v1/sandboxes/{sandbox_id}"
 WITHOUT = {
     "GET /v1/openapi.json": "for programs that generate clients",

@@ -13,6 +13,8 @@ import pytest
 from ringfence.client.unpack import created, parts, unpack
 from ringfence.errors import FileError, FileExists, IoError, IsADirectory
 
+pytestmark = pytest.mark.anyone
+
 SECRET = "of the host"
 
 

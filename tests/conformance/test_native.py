@@ -28,6 +28,7 @@ class TestNative(Connecting, BackendConformance):
         return NativeBackend(state_dir=_state.name, restart_dir=directory, outlive_s=60.0)
 
 
+@pytest.mark.anyone
 class TestNativeClaimed(TestNative):
     """Every sandbox is built ahead and then claimed: whoever gets it cannot tell the difference."""
 

@@ -12,6 +12,8 @@ from ringfence import Sandbox
 from ringfence.contexts import Context
 from ringfence.errors import ExecError, Unsupported
 
+pytestmark = pytest.mark.anyone
+
 CODE = {
     "r": SimpleNamespace(
         program="Rscript",
@@ -64,7 +66,6 @@ def context(sandbox: Sandbox, language: str) -> Iterator[Context]:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_values_and_output(context: Context, language: str) -> None:
     code = CODE[language]
 
@@ -103,7 +104,6 @@ def test_cells_are_interrupted_however_early(context: Context, language: str) ->
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_an_interpreter_that_ends_begins_again(context: Context, language: str) -> None:
     first = next(iter(CODE[language].values))
 
@@ -114,7 +114,6 @@ def test_an_interpreter_that_ends_begins_again(context: Context, language: str) 
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_forged_answer_ends_the_interpreter_alone(context: Context, language: str) -> None:
     assert "has ended" in str(context.run(CODE[language].forged, timeout_s=60).error)
     context.run(CODE[language].keep)

@@ -34,6 +34,8 @@ from ringfence.contexts.frames import (
 from ringfence.errors import ExecError, InvalidRequest
 from tests.contexts import forged
 
+pytestmark = pytest.mark.anyone
+
 # Finds the wire as a hostile program would: every descriptor that is a pipe of the kernel.
 WIRE = """
 import os
@@ -86,7 +88,6 @@ def test_the_end_of_the_kernel_is_told(context: Context, end: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_long_line_without_end_of_it_is_capped(context: Context) -> None:
     found = context.run("!head -c 300000000 /dev/zero", timeout_s=120)
 
@@ -110,7 +111,6 @@ def test_bytes_that_are_no_frame_end_the_context_alone(sandbox: Sandbox, how: st
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 @pytest.mark.parametrize("how", forged.LASTS)
 def test_forged_frames_are_the_cells_own(context: Context, how: str) -> None:
     """What they say is read within bounds, and the next cell finds all as it was."""
@@ -141,7 +141,6 @@ def test_variables_that_are_no_list_of_the_kernels_are_refused(context: Context)
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_prompts_whose_answers_nothing_reads_end_with_the_time_limit(context: Context) -> None:
     before, began = forged.reset_peak(), time.monotonic()
     found = context.run(f"{forged.PRELUDE}\n{forged.PROMPTS}", timeout_s=2)
@@ -152,7 +151,6 @@ def test_prompts_whose_answers_nothing_reads_end_with_the_time_limit(context: Co
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_forged_frames_are_the_cells_own_and_bounded(context: Context) -> None:
     """A million results and 300 MB of output, for this cell and for ones that are none."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -177,7 +175,6 @@ def test_forged_frames_are_the_cells_own_and_bounded(context: Context) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_kernel_that_reads_nothing_blocks_nobody(context: Context) -> None:
     """It is stopped, so that neither code nor interrupts arrive."""
     context.run("import os, signal, threading")
@@ -199,7 +196,6 @@ def _frame(kind: str, payload: bytes, name: str = "-") -> bytes:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 @given(
     st.lists(st.tuples(st.sampled_from(["out", "part", "main"]), st.binary(max_size=300))),
     st.data(),

@@ -15,6 +15,8 @@ from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
 from tests.contexts import forged
 from tests.daemon.servers import Server
 
+pytestmark = pytest.mark.anyone
+
 __all__ = ["_user_namespaces", "daemon", "start_daemon"]
 
 

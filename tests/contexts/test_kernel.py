@@ -13,6 +13,8 @@ import pytest
 from ringfence import Sandbox
 from ringfence.contexts import frames, kernel, kernel_wire
 
+pytestmark = pytest.mark.anyone
+
 
 def _first_cell(code: str) -> str:
     """Run a cell in a kernel without a sandbox; return its output."""
@@ -80,7 +82,6 @@ class _Generator:
         self.bit_generator = bits
 
 
-@pytest.mark.anyone
 def test_generators_without_a_seed_are_seeded_anew_in_a_copy_and_others_are_kept() -> None:
     """128 bits of the system are no seed of a program's; stand-ins for the library's classes."""
     seeded: list[int] = []
@@ -106,7 +107,6 @@ def test_generators_without_a_seed_are_seeded_anew_in_a_copy_and_others_are_kept
     assert {"unseeded", "bits"} == {name for name, each in states.items() if each == "drawn anew"}
 
 
-@pytest.mark.anyone
 def test_an_interrupt_of_an_earlier_cell_is_not_kept_for_the_next() -> None:
     wire: Any = object.__new__(kernel_wire.Wire)
     wire.whole, wire.cell, wire._pending = kernel_wire.Uninterrupted(), "", []

@@ -13,6 +13,8 @@ from ringfence.contexts import LANGUAGES, Context
 from ringfence.contexts.execution import MOST_OUTPUT_BYTES
 from ringfence.errors import ExecError, LifecycleError, Unsupported
 
+pytestmark = pytest.mark.anyone
+
 IGNORES = "process.on('SIGINT', () => {}); "
 RUN = "require('child_process').execSync"
 CODE = {
@@ -117,7 +119,6 @@ def test_a_failure_is_a_result(context: Context, language: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_output_keeps_its_order_and_is_capped(context: Context, language: str) -> None:
     found = context.run(CODE[language].order)
     five, huge = context.run(CODE[language].five), context.run(CODE[language].huge)
@@ -146,7 +147,6 @@ def test_output_is_told_while_the_cell_runs(context: Context, language: str) -> 
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_every_endless_cell_is_interrupted_and_keeps_its_state(
     context: Context, language: str
 ) -> None:
@@ -157,7 +157,6 @@ def test_every_endless_cell_is_interrupted_and_keeps_its_state(
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_cells_are_interrupted_however_early(context: Context, language: str) -> None:
     """While the interpreter reads them, prepares to run them, and begins to write."""
     context.run(CODE[language].keep)
@@ -181,7 +180,6 @@ def test_a_process_left_behind_does_not_hold_the_cell(context: Context, language
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_the_end_of_the_kernel_is_told(context: Context, language: str) -> None:
     found = context.run(CODE[language].end, timeout_s=60)
 

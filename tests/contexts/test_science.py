@@ -17,9 +17,12 @@ from tests.features import require
 SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
 ENV = {"PYTHONPATH": str(SCIENCE)}
 
-pytestmark = pytest.mark.skipif(
-    not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}: tools/needs.sh"
-)
+pytestmark = [
+    pytest.mark.anyone,
+    pytest.mark.skipif(
+        not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}: tools/needs.sh"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,6 @@ def chart(plots: Context, code: str) -> Any:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_lines(plots: Context) -> None:
     found = chart(
         plots,
@@ -162,7 +164,6 @@ def test_pies_and_boxes(plots: Context) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_several_axes_and_what_is_not_known(plots: Context) -> None:
     both = chart(
         plots,
@@ -200,7 +201,6 @@ def jupyter(sandbox: Sandbox) -> Iterator[Context]:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_kernel_of_jupyters(jupyter: Context) -> None:
     jupyter.run("x = 41")
     found = jupyter.run("import sys\nprint('o'); print('e', file=sys.stderr)\ndisplay(1)\nx + 1")
@@ -218,7 +218,6 @@ def test_a_kernel_of_jupyters(jupyter: Context) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) -> None:
     jupyter.run("kept = 1")
     for patience_s in (0.5, 0.001, 0.002, 0.004, 0.01, 0.03):
@@ -231,7 +230,6 @@ def test_a_kernel_of_jupyters_is_interrupted_and_its_end_told(jupyter: Context) 
 
 
 @pytest.mark.full
-@pytest.mark.anyone
 def test_a_kernel_of_jupyters_is_interrupted_before_it_reads_the_cell(
     jupyter: Context, sandbox: Sandbox
 ) -> None:

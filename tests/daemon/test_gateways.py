@@ -15,6 +15,8 @@ from ringfence.api.access.caller import USER, Caller
 from ringfence.daemon.membership import SECRET
 from tests.daemon.servers import Server
 
+pytestmark = pytest.mark.anyone
+
 _SECRET = b"of this cluster, thirty-two bytes"
 _PATHS = "/v1/sandboxes", "/sandboxes"  # of ours, and of E2B's
 

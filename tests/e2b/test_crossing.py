@@ -17,6 +17,8 @@ from ringfence.sessions.live import Live
 from tests.api.conftest import Daemon, StartDaemon
 from tests.e2b.conftest import Box, Client, MakeClient
 
+pytestmark = pytest.mark.anyone
+
 _MIB = 1 << 20
 
 

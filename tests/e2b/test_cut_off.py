@@ -19,6 +19,8 @@ from ringfence.api.access.keys import e2b_form
 from tests.api.conftest import Daemon, StartDaemon
 from tests.e2b.conftest import Box, Client, frames_of
 
+pytestmark = pytest.mark.anyone
+
 _WAITS = "echo begun; until [ -e go ]; do sleep 0.02; done; echo ended; exit 3"
 _CONNECT = {"content-type": "application/connect+json"}
 

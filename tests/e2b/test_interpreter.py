@@ -17,6 +17,8 @@ from ringfence.e2b import interpreter
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client, MakeClient
 
+pytestmark = pytest.mark.anyone
+
 SCIENCE = Path("/usr/local/lib/ringfence-tests/science")  # tools/needs.sh
 PORT = {"E2b-Sandbox-Port": "49999"}
 

@@ -10,6 +10,8 @@ import pytest
 from tests.api.conftest import Daemon, StartDaemon
 from tests.e2b.conftest import Box, Client
 
+pytestmark = pytest.mark.anyone
+
 OURS, OTHER = "https://app.example", "https://elsewhere.example"
 ALLOWS = "access-control-allow-origin"
 

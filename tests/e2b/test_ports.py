@@ -11,6 +11,8 @@ from websockets.sync.client import connect
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
 
+pytestmark = pytest.mark.anyone
+
 SERVER = """
 import http.server, json, ssl, sys
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -15,6 +15,8 @@ import pytest
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
 
+pytestmark = pytest.mark.anyone
+
 
 def _text(messages: list[dict[str, object]], name: str = "stdout") -> str:
     pieces = [each["event"].get("data", {}).get(name) for each in messages if "event" in each]  # type: ignore[attr-defined]

@@ -22,6 +22,8 @@ from ringfence.errors import NetworkPolicyError
 from ringfence.launcher import wire
 from ringfence.model.net.netlog import NetworkEvent
 
+pytestmark = pytest.mark.anyone
+
 ONE, OTHER = "sbx-one", "sbx-other"
 
 

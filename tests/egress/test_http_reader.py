@@ -10,6 +10,8 @@ from ringfence.egress.http.reader import Reader
 from ringfence.egress.io.loop import Loop
 from ringfence.egress.refused import Refused
 
+pytestmark = pytest.mark.anyone
+
 
 class Pieces:
     """A stream that comes in these pieces, and must not be read after them."""

@@ -21,6 +21,8 @@ from ringfence.egress.host import line as line_module
 from ringfence.egress.host.line import Line, _Answer, _is_stopped
 from ringfence.errors import NetworkPolicyError
 
+pytestmark = pytest.mark.anyone
+
 # One thread's stack is more than the address space has left, and an interpreter's is not.
 _LEFT, _STACK = 256 << 20, 512 << 20
 

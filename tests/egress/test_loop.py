@@ -11,6 +11,8 @@ import pytest
 from ringfence.egress.io.loop import Cancelled, Deadline, Loop, both, current, pause, sleep
 from ringfence.egress.io.streams import SocketStream
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(name="loop")
 def fixture_loop() -> Iterator[Loop]:

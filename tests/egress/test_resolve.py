@@ -13,6 +13,8 @@ import pytest
 from ringfence.egress.dns.resolve import _SHARE, MOST_THREADS, Found, Resolver, system_look_up
 from ringfence.egress.io.loop import Deadline, Loop, Task, sleep
 
+pytestmark = pytest.mark.anyone
+
 ANSWER: Found = ((socket.AF_INET, "192.0.2.1"),)
 
 

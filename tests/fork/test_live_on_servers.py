@@ -15,9 +15,10 @@ from ringfence.errors import Unsupported
 from ringfence.linux import libc
 from tests.api.conftest import Daemon, start
 
-pytestmark = pytest.mark.skipif(
-    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
-)
+pytestmark = [
+    pytest.mark.anyone,
+    pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
+]
 _COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"
 
 

@@ -20,9 +20,10 @@ from ringfence.linux import libc
 from ringfence.sandbox import marks as marks_of
 from tests.fork.test_live import native
 
-pytestmark = pytest.mark.skipif(
-    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
-)
+pytestmark = [
+    pytest.mark.anyone,
+    pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
+]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.model.calls import make_request
 from ringfence.sandbox.pump import Pump, begin, run_to_end
 
+pytestmark = pytest.mark.anyone
+
 # Both streams are closed long before the end.
 CLOSES_EARLY = ["sh", "-c", "echo out; echo err >&2; exec >&- 2>&-; read line; exit 3"]
 

@@ -13,6 +13,8 @@ from ringfence.errors import InvalidRequest
 from ringfence.policy import repositories
 from tests.native.conftest import MakeSandbox
 
+pytestmark = pytest.mark.anyone
+
 NAMES = {
     **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "a"),
     **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "a@a.test"),

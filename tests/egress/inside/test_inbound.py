@@ -16,7 +16,7 @@ from ringfence.errors import RingfenceError
 from tests.egress.inside.conftest import MakeSandbox
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.anyone, pytest.mark.in_world]
 
 SERVER = """
 import http.server, socketserver, sys

@@ -9,7 +9,7 @@ from tests.egress.inside.attempts import PROXY
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.anyone, pytest.mark.in_world]
 
 POLICY = ("a.test", "b.test:443", "loopback.test", "metadata.test", f"{places.OTHER_V4}:80")
 CONNECTS = {

@@ -11,7 +11,7 @@ from tests.egress.inside.attempts import PROXY
 from tests.egress.inside.conftest import MakeSandbox, attempt
 from tests.egress.world import World, places
 
-pytestmark = pytest.mark.in_world
+pytestmark = [pytest.mark.anyone, pytest.mark.in_world]
 
 
 def of_kind(sandbox: Sandbox, *kinds: str) -> list[NetworkEvent]:

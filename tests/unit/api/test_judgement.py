@@ -45,6 +45,8 @@ from ringfence.sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ringfence.store.records import LIVE, SandboxRecord
 from ringfence.store.store import Store
 
+pytestmark = pytest.mark.anyone
+
 ANN = Caller("ann", USER, key="key-ann")
 
 

@@ -35,6 +35,8 @@ from ringfence.model.limits import Limits
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
 
+pytestmark = pytest.mark.anyone
+
 SPEC = SandboxSpec(id="mine")
 
 

@@ -17,6 +17,8 @@ from ringfence.guest.execs import Exec, Execs
 from ringfence.guest.watchdog import Watchdog
 from ringfence.launcher import wire
 
+pytestmark = pytest.mark.anyone
+
 
 class _Groups:
     """As `guest.groups.Groups`: who is in which exec."""

@@ -18,6 +18,8 @@ from ringfence.launcher import ranges as launcher
 from ringfence.launcher.plan import Shape
 from ringfence.linux.namespaces import parse_id_map
 
+pytestmark = pytest.mark.anyone
+
 EACH = identity.IDS_EACH
 USUAL = (200_704, 200_704 + 4 * EACH)
 

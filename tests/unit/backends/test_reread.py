@@ -12,6 +12,8 @@ import pytest
 
 from ringfence.backends.local.host import reread
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture(autouse=True)
 def nothing_open() -> Iterator[None]:

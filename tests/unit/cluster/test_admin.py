@@ -14,6 +14,8 @@ from ringfence.cluster.node import make_private
 from ringfence.errors import InvalidRequest, ServerUnreachable
 from ringfence.store import directory
 
+pytestmark = pytest.mark.anyone
+
 
 def test_a_gateway_takes_the_state_directory_that_a_node_has_made(tmp_path: Path) -> None:
     """`ringfence cluster up` comes first, and the gateway's own state is in the same directory."""

@@ -24,6 +24,8 @@ from ringfence.cluster.turns import Turns
 from ringfence.cluster.upstream import Pool
 from ringfence.errors import SandboxLost, ServerUnreachable
 
+pytestmark = pytest.mark.anyone
+
 MADE = {"id": "sbx-1", "session_id": "ses-1", "owner": "ann", "name": "", "state": "ready"}
 FORM = {
     "node": "n0",

@@ -15,6 +15,8 @@ from ringfence.cluster.proxy import Inbound, Proxy
 from ringfence.cluster.upstream import Pool
 from ringfence.errors import ServerUnreachable
 
+pytestmark = pytest.mark.anyone
+
 _BEGUN = {"type": "http.request", "body": b"half", "more_body": True}
 _LEFT = {"type": "http.disconnect"}
 

@@ -12,6 +12,8 @@ from ringfence.cluster.scaling import BY_OPERATOR, BY_SCALING, Policy, Sample, r
 from ringfence.daemon.membership import Scaling
 from ringfence.errors import InvalidRequest
 
+pytestmark = pytest.mark.anyone
+
 CONFIG = Scaling(max_nodes=4, spare=1, idle_s=10.0)
 HEAD = Sample("head", is_head=True, room=2, size=2)
 FULL_HEAD = replace(HEAD, active=2, room=0)

@@ -7,6 +7,8 @@ import pytest
 from ringfence.cluster.upstream import NotSent, Pool
 from ringfence.errors import InvalidRequest
 
+pytestmark = pytest.mark.anyone
+
 NOWHERE = "unix:/nowhere/at/all"
 
 

@@ -11,6 +11,8 @@ import pytest
 from ringfence.daemon import sockets
 from ringfence.errors import InvalidRequest
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.mark.parametrize(
     ("where", "port"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from typing import Any
@@ -59,6 +60,7 @@ def word(rng: random.Random, name: str | None) -> int:
 Configuration = tuple[str, tuple[str, ...], bool]
 
 
+@functools.cache
 def programs() -> dict[Configuration, list[simulator.Instruction]]:
     """Every machine with every combination of options, with and without a key."""
     compiled = {}
@@ -72,9 +74,6 @@ def programs() -> dict[Configuration, list[simulator.Instruction]]:
     return compiled
 
 
-PROGRAMS = programs()
-
-
 @pytest.mark.parametrize("machine", MACHINES)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 32), bits=st.integers(0, 31), keyed=st.booleans())
@@ -82,7 +81,7 @@ def test_every_system_call_with_any_arguments(
     machine: str, seed: int, bits: int, keyed: bool
 ) -> None:
     on = tuple(name for i, name in enumerate(SWITCHES) if bits >> i & 1)
-    program = PROGRAMS[machine, on, keyed]
+    program = programs()[machine, on, keyed]
     options: dict[str, Any] = {**dict.fromkeys(on, True), "tag_key": KEY if keyed else None}
     rng = random.Random(seed)
 
@@ -101,7 +100,7 @@ def test_every_system_call_with_any_arguments(
 @given(seed=st.integers(0, 1 << 32))
 def test_calls_with_rules_for_their_arguments(name: str, seed: int) -> None:
     rng = random.Random(seed)
-    configurations = [c for c in PROGRAMS if name in reading.TABLES[c[0]]]
+    configurations = [c for c in programs() if name in reading.TABLES[c[0]]]
     for _ in range(600):
         args = tuple(word(rng, name) for _ in range(6))
         agree(rng.choice(configurations), name, args)
@@ -113,7 +112,7 @@ def agree(configuration: Configuration, name: str, args: tuple[int, ...]) -> Non
     options: dict[str, Any] = {**dict.fromkeys(on, True), "tag_key": KEY if keyed else None}
     number, arch = reading.TABLES[machine][name], reading.ARCH[machine]
     expected = reading.judge(machine, arch, number, args, **options)
-    found = simulator.run(PROGRAMS[configuration], number, args, arch)
+    found = simulator.run(programs()[configuration], number, args, arch)
     assert hex(expected) == hex(found.value), (configuration, name, args)
 
 
@@ -136,7 +135,7 @@ def test_every_small_ioctl(high: int) -> None:
 @given(arch=st.integers(0, 0xFFFFFFFF), number=st.integers(0, 0xFFFFFFFF))
 def test_another_architecture_ends_the_process(arch: int, number: int) -> None:
     for machine, native in reading.ARCH.items():
-        program = PROGRAMS[machine, (), True]
+        program = programs()[machine, (), True]
         if arch != native:
             assert reading.KILL == simulator.run(program, number, (), arch).value
 
@@ -147,27 +146,27 @@ def test_compat_architectures_end_the_process(machine: str, arch: int) -> None:
     """i386 on x86_64, 32-bit ARM on aarch64, and each of ours on the other."""
     if arch != reading.ARCH[machine]:
         for number in (0, 1, 3, 4, 11, 221):
-            program = PROGRAMS[machine, (), False]
+            program = programs()[machine, (), False]
             assert reading.KILL == simulator.run(program, number, (), arch).value
 
 
 @given(number=st.integers(0, 0xFFFFFFFF))
 def test_x32_ends_the_process_whatever_the_number(number: int) -> None:
-    found = simulator.run(PROGRAMS["x86_64", (), False], number, (), reading.ARCH["x86_64"]).value
+    found = simulator.run(programs()["x86_64", (), False], number, (), reading.ARCH["x86_64"]).value
 
     assert (reading.KILL == found) == bool(number & 0x40000000 and number != 0xFFFFFFFF)
 
 
 def test_a_call_that_a_tracer_cancels_does_not_end_the_process() -> None:
     """PTRACE_SETREGS with number -1 skips a call; the filter sees that number."""
-    program = PROGRAMS["x86_64", ("debug",), False]
+    program = programs()["x86_64", ("debug",), False]
 
     assert reading.ENOSYS == simulator.run(program, -1, (), reading.ARCH["x86_64"]).value
 
 
 @pytest.mark.parametrize("key", [pytest.param(None, id="no key"), KEY])
 def test_only_the_key_sets_the_tag(key: int | None) -> None:
-    program = PROGRAMS["x86_64", (), key is not None]
+    program = programs()["x86_64", (), key is not None]
     prlimit64 = reading.TABLES["x86_64"]["prlimit64"]
     high, low = KEY >> 32, KEY & 0xFFFFFFFF
 
@@ -204,7 +203,7 @@ def test_only_the_key_sets_the_tag(key: int | None) -> None:
 def test_denied_by_name(machine: str, name: str) -> None:
     number = reading.TABLES[machine][name]
 
-    found = simulator.run(PROGRAMS[machine, (), False], number, (0, 0, 0), reading.ARCH[machine])
+    found = simulator.run(programs()[machine, (), False], number, (0, 0, 0), reading.ARCH[machine])
 
     assert reading.EPERM == found.value
 
@@ -212,13 +211,13 @@ def test_denied_by_name(machine: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["modify_ldt", "iopl", "ioperm", "sysfs", "ustat"])
 def test_denied_by_name_on_x86_64(name: str) -> None:
     number = reading.TABLES["x86_64"][name]
-    program = PROGRAMS["x86_64", (), False]
+    program = programs()["x86_64", (), False]
 
     assert reading.EPERM == simulator.run(program, number, (), reading.ARCH["x86_64"]).value
 
 
 def test_programs_are_valid_short_and_without_dead_code() -> None:
-    for (_machine, on, _keyed), program in PROGRAMS.items():
+    for (_machine, on, _keyed), program in programs().items():
         simulator.check(program)
         assert set() == simulator.unreachable(program)
         assert len(program) < (450 if "by_init" in on else 430)
@@ -261,14 +260,14 @@ def constant_verdict(program: list[simulator.Instruction], number: int) -> int |
     ["read", "write", "futex", "close", "munmap", "epoll_wait", "execve"],
 )
 def test_the_kernel_answers_the_hot_calls_from_its_cache(name: str) -> None:
-    program = PROGRAMS["x86_64", (), True]
+    program = programs()["x86_64", (), True]
 
     assert reading.ALLOW == constant_verdict(program, reading.TABLES["x86_64"][name])
 
 
 def test_no_call_takes_a_long_way() -> None:
     """The longest way through any program, whatever the arguments."""
-    for (_machine, on, _keyed), program in PROGRAMS.items():
+    for (_machine, on, _keyed), program in programs().items():
         longest = [0] * len(program)
         for here in reversed(range(len(program))):
             code, yes, no, k = program[here]

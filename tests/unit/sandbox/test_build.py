@@ -10,6 +10,8 @@ from ringfence.errors import InvalidRequest
 from ringfence.model import NetworkPolicy, NetworkRule
 from ringfence.model.calls import parse_network
 
+pytestmark = pytest.mark.anyone
+
 RULE = NetworkRule("b.com", methods=("GET",))
 
 

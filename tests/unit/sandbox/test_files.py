@@ -12,6 +12,8 @@ from ringfence import Sandbox
 from ringfence.errors import FileError, FileNotFound
 from ringfence.sandbox.files import Files
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:

@@ -9,6 +9,8 @@ from ringfence.model.spec import SandboxSpec
 from ringfence.testing import shared
 from ringfence.testing.lab import Lab
 
+pytestmark = pytest.mark.anyone
+
 
 def test_a_place_that_is_not_there_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "_PLACES", (".", "/mnt/not-there"))

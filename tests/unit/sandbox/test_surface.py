@@ -9,6 +9,8 @@ import pytest
 from ringfence.sandbox.aio import AsyncSandbox
 from ringfence.sandbox.sync import Sandbox
 
+pytestmark = pytest.mark.anyone
+
 
 def _public(cls: type) -> dict[str, object]:
     return {name: value for name, value in vars(cls).items() if not name.startswith("_")}

@@ -16,6 +16,8 @@ from ringfence.images.store import ImageStore
 from ringfence.sandbox import template as module
 from ringfence.sandbox.template import _digest_of, _key, _merged, _Step
 
+pytestmark = pytest.mark.anyone
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> ImageStore:
