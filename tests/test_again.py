@@ -56,6 +56,7 @@ def say(directory: Path, tests: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_what_passes_alone_passes_and_is_named(tmp_path: Path) -> None:
     said = say(tmp_path, SOUND + ONCE)
 
@@ -82,6 +83,7 @@ def test_what_fails_again_or_is_too_much_fails(tmp_path: Path, tests: str, times
     assert times == (tmp_path / "out").read_text().count(" test session starts ")
 
 
+@pytest.mark.full
 def test_pytest_loads_what_was_rewritten_before_it_ran(tmp_path: Path) -> None:
     (tmp_path / "test_toy.py").write_text("def test_toy():\n    assert []\n")
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -206,6 +206,7 @@ def test_who_may_not_attach_is_told_why(daemon: Daemon, sandbox: Sandbox) -> Non
         assert status == json.loads(refused.value.response.body or b"{}")["status"]
 
 
+@pytest.mark.full
 def test_over_tcp_a_terminal_asks_for_a_key(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--listen", "127.0.0.1:0")
     with daemon.client() as client:

@@ -347,6 +347,7 @@ def test_a_public_address_needs_tls_or_leave(start_daemon: StartDaemon, address:
         start_daemon("--listen", address)
 
 
+@pytest.mark.full
 def test_a_public_address_with_leave(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--listen", "0.0.0.0:0", "--allow-public")
 

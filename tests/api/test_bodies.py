@@ -146,6 +146,7 @@ def test_a_long_body_that_is_wrong_is_told_of_as_a_short_one_is(client: httpx.Cl
         assert (status, field) == (answer.status_code, answer.json()["field"]), answer.text[:500]
 
 
+@pytest.mark.full
 def test_a_body_of_very_many_values_is_too_large(client: httpx.Client) -> None:
     many: list[Any] = [{"labels": {str(i): "" for i in range(100_000)}}, {"deny": [[]] * 100_000}]
     for body in many:

@@ -34,6 +34,7 @@ def _run(client: httpx.Client, base: str, script: str) -> str:
     return text
 
 
+@pytest.mark.full
 def test_a_large_file_goes_in_and_comes_out(client: httpx.Client, base: str) -> None:
     data = os.urandom(5 << 20) + b"the end"
     written = client.put(f"{base}/content", params={"path": "big", "mode": "600"}, content=data)

@@ -235,6 +235,7 @@ def test_scopes_are_those(client: httpx.Client) -> None:
         assert 422 == client.post("/v1/keys", json={"owner": "x", "scope": scope}).status_code
 
 
+@pytest.mark.full
 def test_keys_of_an_older_version_open(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """The table is made anew with what was in it."""
     from ringfence.store.schema import MIGRATIONS, migrate

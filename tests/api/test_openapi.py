@@ -227,6 +227,7 @@ def test_what_the_server_refuses_the_document_does_not_allow(
 ODD = ["%2e%2e", "..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "a%00b", "-rf", "A", "x" * 64, "%ff", "a b"]
 
 
+@pytest.mark.full
 def test_no_path_parameter_is_ever_a_path(daemon: Daemon, sandboxes: Sandboxes) -> None:
     """Each parameter in turn, the others being right; what is there stays as it is."""
     before = sorted(str(each) for each in daemon.state_dir.rglob("*"))

@@ -65,6 +65,7 @@ def test_execs_go_on_under_the_next_daemon(start_daemon: StartDaemon, tmp_path: 
     assert b"".join(b"line %d\n" % i for i in range(200_000)) == got
 
 
+@pytest.mark.full
 def test_what_did_not_outlive_its_daemon_is_lost(start_daemon: StartDaemon, tmp_path: Path) -> None:
     first = start_daemon("--outlive", "0", state_dir=tmp_path / "s")
     with first.client() as client:

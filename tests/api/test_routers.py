@@ -33,6 +33,7 @@ class _Counted(Route):
         return super().get_route_handler()
 
 
+@pytest.mark.full
 def test_loading_the_application_works_out_no_route() -> None:
     said = subprocess.run(
         [sys.executable, "-c", _AT_IMPORT], check=True, capture_output=True, text=True

@@ -106,6 +106,7 @@ def until_cut(
             yield json.loads(line.removeprefix(b"data: "))
 
 
+@pytest.mark.full
 def test_bytes_of_a_client_that_drops_in_the_middle_of_anything(
     daemon: Daemon, sandbox: Sandbox
 ) -> None:

@@ -586,6 +586,7 @@ END
 _IS_MADE = "python3 -c 'from matplotlib import font_manager as f; print(f.is_made)'"
 
 
+@pytest.mark.full
 def test_matplotlibs_fonts_are_listed_once(ann: httpx.Client) -> None:
     """By the last step of a build, whatever installed it; a package that fails there fails no build."""
     assert "ready" == build(ann, "plots", {"run": _MATPLOTLIB})["status"]

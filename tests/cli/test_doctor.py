@@ -125,6 +125,7 @@ def _in_namespaces(script: str, *more: str) -> tuple[int, dict[str, Any]]:
     return _doctor_under("unshare", "-Ur", *more, "sh", "-c", f'{script}; exec "$@"', "sh")
 
 
+@pytest.mark.full
 def test_no_user_namespaces_left() -> None:
     code, report = _in_namespaces("echo 0 > /proc/sys/user/max_user_namespaces")
 
@@ -133,6 +134,7 @@ def test_no_user_namespaces_left() -> None:
     assert any("sysctl" in each["fix"] for each in report["protections"])
 
 
+@pytest.mark.full
 def test_a_masked_proc_as_in_a_container() -> None:
     script = "mount -t proc proc /proc && mount -t tmpfs none /proc/scsi"
     if not os.path.isdir("/proc/scsi"):

@@ -72,6 +72,7 @@ def test_a_dropped_sandbox_closes_its_connections(daemon: Daemon, run: Run) -> N
     run(main)
 
 
+@pytest.mark.full
 def test_dropped_while_its_output_is_read(daemon: Daemon, run: Run) -> None:
     if run is trio.run:
         pytest.skip("httpx2 leaves a generator of httpcore2 to trio, which warns of it")

@@ -39,6 +39,7 @@ with socket.create_server(("127.0.0.1", 8000)) as listener:
 """
 
 
+@pytest.mark.full
 def test_files_as_values(sandbox: RemoteSandbox) -> None:
     files = sandbox.files
     data = os.urandom(3_000_000)

@@ -25,6 +25,7 @@ def any_sandbox(request: pytest.FixtureRequest) -> Iterator[AnySandbox]:
         yield sandbox
 
 
+@pytest.mark.full
 def test_files_are_looked_through_where_they_are(any_sandbox: AnySandbox) -> None:
     files = any_sandbox.files
     files.write("src/deep/one.py", "first\nbuilt = 1\n", parents=True)
@@ -75,6 +76,7 @@ for name, levels in (("d", 600), ("e" * 250, 20)):
 """
 
 
+@pytest.mark.full
 def test_what_lies_too_deep_is_told(any_sandbox: AnySandbox) -> None:
     """In levels, and in bytes of a path."""
     files = any_sandbox.files

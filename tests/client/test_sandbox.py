@@ -318,6 +318,7 @@ def test_repeating_is_only_for_what_is_safe() -> None:
 LARGE = b"0123456789abcdef" * ((40 << 20) // 16)
 
 
+@pytest.mark.full
 def test_input_may_be_larger_than_a_request(sandbox: RemoteSandbox) -> None:
     """Written in pieces; who reads little of it, or nothing, ends as it does without a server."""
     pieces: list[bytes] = []

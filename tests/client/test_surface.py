@@ -135,6 +135,7 @@ def test_switching_is_one_argument(kind: type[Any]) -> None:
         assert "server" in inspect.signature(getattr(kind, name)).parameters
 
 
+@pytest.mark.full
 def test_the_synchronous_half_is_what_would_be_made() -> None:
     command = [sys.executable, "tools/make_sync_client.py", "--check"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

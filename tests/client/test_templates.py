@@ -19,6 +19,7 @@ __all__ = ["daemon", "start_daemon"]
 pytestmark = pytest.mark.anyone
 
 
+@pytest.mark.full
 def test_the_same_steps_are_built_by_a_server(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "data" / "sub").mkdir(parents=True)
     (tmp_path / "data" / "sub" / "file").write_text("copied\n")

@@ -242,6 +242,7 @@ def test_boxes_are_read_from_their_lines(is_flat: bool) -> None:
     ] == found["elements"]
 
 
+@pytest.mark.full
 def test_what_is_empty_or_too_large_has_no_data() -> None:
     assert None is chart(Axes())
     assert "line" == chart(Axes(x=Axis(converter=object())))["type"], "units of a plot that failed"

@@ -47,6 +47,7 @@ def test_cells_of_a_server(sandbox: RemoteSandbox) -> None:
     assert "2" == sandbox.run_code("1 + 1").text
 
 
+@pytest.mark.full
 def test_node_of_a_server(sandbox: RemoteSandbox) -> None:
     if not shutil.which("node"):
         pytest.skip("node is not installed")

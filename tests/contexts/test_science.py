@@ -70,6 +70,7 @@ def test_lines(plots: Context) -> None:
     assert ["0", "1", "2", "3", "4", "5", "6"] == found["x_tick_labels"]
 
 
+@pytest.mark.full
 def test_a_cell_that_fails_shows_its_figures(plots: Context) -> None:
     failed = plots.run("plt.plot([1, 2]); plt.title('Own')\n1 / 0", timeout_s=120)
 
@@ -95,6 +96,7 @@ def test_a_plot_that_fails_has_the_units_of_its_axes(plots: Context) -> None:
     assert [None] == [each.chart for each in numbers.results], "nothing is known of it"
 
 
+@pytest.mark.full
 def test_dates_and_names_on_axes(plots: Context) -> None:
     found = chart(
         plots,

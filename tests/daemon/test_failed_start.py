@@ -11,6 +11,7 @@ from tests.daemon.servers import Server
 pytestmark = pytest.mark.anyone
 
 
+@pytest.mark.full
 def test_a_start_that_a_wrong_file_ends_leaves_the_sandboxes_alone(server: Server) -> None:
     server.start(faulty=False)
     sandbox = server.make()

@@ -21,6 +21,7 @@ def serve(state: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.full
 def test_a_second_one_is_refused(server: Server) -> None:
     server.start(faulty=False)
     assert server.process is not None

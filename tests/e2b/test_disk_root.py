@@ -33,6 +33,7 @@ def text_of(messages: list[dict[str, Any]]) -> str:
     return "".join(base64.b64decode(each).decode() for each in parts)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["here", "server"])
 def test_the_limit_is_kept_and_told(where: str, daemon: Daemon) -> None:
     """Exactly: a program gets an error. Sampled: the command ends, and is told why; the sandbox goes on."""

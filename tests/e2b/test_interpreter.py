@@ -67,6 +67,7 @@ def test_an_object_shows_itself_by_the_name_of_e2bs_kernel(box: Box) -> None:
     assert ("Hello", "<h1>Hello</h1>") == (result["text"], result["html"])
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (SCIENCE / "matplotlib").exists(), reason=f"no matplotlib in {SCIENCE}")
 def test_the_chart_of_a_plot_that_fails(client: Client) -> None:
     """E2B's own test of a scale of dates plots ten dates against a hundred values."""

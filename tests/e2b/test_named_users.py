@@ -155,6 +155,7 @@ def test_only_root_sees_what_is_roots(box: Box) -> None:
     assert "0\n" == done(box, "ls -A /tmp | grep -c e2b-; true"), "no copy is left"
 
 
+@pytest.mark.full
 def test_a_long_list_of_roots_is_refused(box: Box) -> None:
     done(box, "mkdir -p -m 700 /var/many && cd /var/many && seq 20000 | xargs touch", "root")
     assert 20_000 == len(listed(box, "/var/many", "root"))

@@ -412,6 +412,7 @@ async def test_events_of_a_watcher_are_bounded_in_number_and_size(
         assert (0, []) == (watcher._bytes, watcher.take())
 
 
+@pytest.mark.full
 async def test_a_watcher_that_nobody_asks_ends_and_leaves_no_helper(
     here: Here, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

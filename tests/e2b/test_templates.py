@@ -294,6 +294,7 @@ def test_a_build_fails_at_the_step_that_is_to_blame(
     assert (409, True) == (again.status_code, "started already" in again.json()["message"])
 
 
+@pytest.mark.full
 def test_a_start_command_fails_after_the_last_step(client: Client, made: dict[str, Any]) -> None:
     assert 202 == begin(client, made, _ENV, startCmd="./nowhere", readyCmd="sleep 9").status_code
     found = ended(client, made)

@@ -184,6 +184,7 @@ def test_a_report_over_http_says_which_processes_draw_alike(daemon: Daemon) -> N
             assert {report.contexts[0]: True, report.processes[0]: False} == found
 
 
+@pytest.mark.full
 def test_forks_over_http_draw_others(daemon: Daemon) -> None:
     with Client(f"unix:{daemon.socket}") as client, client.create() as sandbox:
         sandbox.run_code(_BEGIN)

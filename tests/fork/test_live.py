@@ -319,6 +319,22 @@ def test_memory_that_children_do_not_inherit_goes_along(sandbox: Sandbox) -> Non
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_a_mapped_file_that_can_be_written_goes_along_as_it_was(sandbox: Sandbox) -> None:
+    """A copy has its content: what the source writes to the file later is not the copy's to see."""
+    sandbox.run_code(
+        "import mmap; open('/tmp/mapped', 'wb').write(b'a' * 8192); file = open('/tmp/mapped', 'rb+')\n"
+        "view = mmap.mmap(file.fileno(), 8192, mmap.MAP_PRIVATE)\nview[0]"
+    )
+    (fork,) = sandbox.fork()
+    with fork:
+        sandbox.run_code("file.write(b'b' * 8192); file.flush()")
+        assert "98" == sandbox.run_code("view[4096]").text, (
+            "the control: Linux shows what was written"
+        )
+        assert "97" == fork.run_code("view[4096]").text
+        assert {"a"} == set(fork.files.read_text("/tmp/mapped"))
+
+
 def test_node_goes_on(sandbox: Sandbox) -> None:
     """With its heap, its event loop, its eleven threads and its server."""
     code = (

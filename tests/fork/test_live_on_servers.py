@@ -109,6 +109,7 @@ def test_what_cannot_be_copied_stays_or_is_refused(sandbox: Any) -> None:
     assert "1" == sandbox.run_code("kept").text
 
 
+@pytest.mark.full
 def test_asking_again_gives_the_same_forks(sandbox: Any, daemon: Daemon) -> None:
     sandbox.run_code("kept = 5")
     with daemon.client() as http:

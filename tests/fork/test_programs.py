@@ -58,6 +58,7 @@ def test_bash_goes_on_with_variables_functions_and_directory(sandbox: Any) -> No
             assert "1\n" == _said(_copies(again)[0], "echo $x")
 
 
+@pytest.mark.full
 def test_bash_goes_on_with_jobs_and_files(sandbox: Any) -> None:
     context = sandbox.context("bash")
     begin = "sleep 1000 & sleep 1001 & coproc cat; pushd /tmp; printf 'a\\nb\\n' >two; exec 7<two"

@@ -127,6 +127,7 @@ def test_files_of_a_sandbox_stay_without_the_lock_of_a_server(wheels: Path) -> N
     assert not os.path.exists(store.root(image))
 
 
+@pytest.mark.full
 def test_a_known_template_runs_no_pip(first: Template) -> None:
     heard: list[bytes] = []
     assert first.build(on_output=heard.append).id == first.build("again").id
@@ -144,6 +145,7 @@ def test_the_files_are_shared_and_read_only(first: Template) -> None:
     assert "script one\n" == _said("one")
 
 
+@pytest.mark.full
 def test_pip_inside_installs_for_the_sandbox_alone(first: Template, wheels: Path) -> None:
     with Sandbox.create(template="first", mounts=f"{wheels}:/wheels") as sandbox:
         installed = sandbox.shell("pip install --no-index --find-links /wheels two && two")

@@ -114,6 +114,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_a_fork_bomb_ends_with_its_timeout() -> None:
     marker = new_marker()
 

@@ -46,6 +46,7 @@ def test_a_command_that_grows_ends_and_says_why(sandbox: Sandbox) -> None:
     assert limit.status == "enforced" or "sampled every 50 ms" in limit.why
 
 
+@pytest.mark.full
 def test_pages_that_forks_share_count_once(sandbox: Sandbox) -> None:
     result = sandbox.exec(["/usr/bin/python3", "-c", SHARE], timeout_s=60)
 

@@ -49,6 +49,7 @@ def inside_id(process: Process) -> int:
     return expected.inside_id(seen)
 
 
+@pytest.mark.full
 def test_every_thread_is_who_it_should_be(processes: list[Process]) -> None:
     """Only who is root inside has anything, and that is the five; the maker's own id is the first user's."""
     namespaces = next(iter(processes[0].identities)).namespaces

@@ -358,6 +358,7 @@ def test_what_is_warm_survives_the_zygote_s_end_as_new_ones(
         backend.close()
 
 
+@pytest.mark.full
 def test_many_clients_at_once(make_manager: MakeManager) -> None:
     """No sandbox is given out twice, every count is right in the end, and nothing is left."""
     manager = make_manager(pool=PoolConfig(min_warm=4, max_warm=8), max_sandboxes=40)

@@ -230,6 +230,20 @@ class TestStarting:
                 backend.check(SandboxSpec(limits=Limits(memory_bytes=1 << 20)))
 
 
+def test_the_launchers_own_processes_are_beside_the_limit() -> None:
+    """PID 1 is one of the sandbox's, as natively; the launcher's process is not."""
+    asked: list[int] = []
+
+    def values(_limits: Limits, _memory: int, pids: int) -> list[tuple[str, str]]:
+        asked.append(pids)
+        return []
+
+    group: Any = SimpleNamespace(directories=[], values=values)
+    for pids in (20, 21):
+        limits.make(group, SandboxSpec(limits=Limits(pids=pids)))
+    assert [21, 22] == asked
+
+
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
     return []

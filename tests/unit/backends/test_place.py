@@ -45,6 +45,7 @@ def _made() -> place.Place:
     return place.Place(uid, uid, ())
 
 
+@pytest.mark.full
 def test_a_tree_of_any_depth_is_removed(base: Path) -> None:
     """A guest's: deeper than Python may recurse, with directories that nobody may enter, and links out."""
     made = _made()

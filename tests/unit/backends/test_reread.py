@@ -73,10 +73,12 @@ def test_of_many_the_oldest_is_closed(tmp_path: Path) -> None:
 def test_where_few_more_may_be_open_none_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_text("oom_kill 0\n")
-    before = descriptors()
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    fill = [os.dup(0)]
+    while fill[-1] <= highest:  # so that the lowest free one tells how many are open
+        fill.append(os.dup(0))
+    before, lowest_free = descriptors(), fill[-1] + 1
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (2 * lowest_free, limits[1]))
         assert "oom_kill 0\n" == reread.read(str(path))
@@ -87,6 +89,8 @@ def test_where_few_more_may_be_open_none_is_kept(tmp_path: Path) -> None:
         assert before + 1 == descriptors()  # the control: with room for one more it is kept
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in fill:
+            os.close(each)
 
 
 def test_what_is_not_there_is_empty_and_leaves_nothing_open(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.linux.child import alone, result_of
 
 from ringfence.launcher import build, newroot
-from ringfence.linux import mounts
+from ringfence.linux import mounts, namespaces
 
 LINKS = ("absolute", "relative", "out", "way/file", "magic", "loop")
+_RESTRICTED = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV
 
 
 @pytest.fixture
@@ -182,6 +184,34 @@ def test_a_source_that_was_replaced_is_not_mounted(
     source.parent.symlink_to("moved")
     assert errno.ELOOP == refusal(build.open_tree, tree, -1)
     assert 2 == len(opened)
+
+
+def test_what_is_mounted_below_a_source_is_as_restricted_as_it(tmp_path: Path) -> None:
+    """Each mount of a tree is read-only, nosuid and nodev, not its top alone."""
+    (tmp_path / "inner").mkdir()
+
+    def flags() -> list[list[int]]:
+        alone(namespaces.CLONE_NEWNS)
+        mounts.mount("", "/", "", mounts.MS_REC | mounts.MS_PRIVATE)
+        mounts.mount("below", str(tmp_path / "inner"), "tmpfs")
+        info, found = tmp_path.stat(), []
+        for attributes in (
+            0,
+            mounts.MOUNT_ATTR_RDONLY | mounts.MOUNT_ATTR_NOSUID | mounts.MOUNT_ATTR_NODEV,
+        ):
+            tree: Any = {
+                "source": str(tmp_path), "device": info.st_dev, "inode": info.st_ino, "attributes": attributes,
+            }  # fmt: skip
+            fd = build.open_tree(tree, -1)
+            inner = os.open("inner", os.O_RDONLY, dir_fd=fd)
+            assert os.fstat(inner).st_dev != info.st_dev
+            found.append([os.fstatvfs(each).f_flag & _RESTRICTED for each in (fd, inner)])
+        return found
+
+    free, restricted = result_of(flags)
+
+    assert [_RESTRICTED] * 2 == restricted
+    assert 0 == free[1], "the control"
 
 
 def test_a_tree_that_cannot_be_restricted_is_closed(

@@ -24,6 +24,7 @@ def _go_down(top: Path, levels: int) -> None:
     os.close(fd)
 
 
+@pytest.mark.full
 def test_a_tree_deeper_than_any_path_and_any_stack(tmp_path: Path) -> None:
     _go_down(tmp_path / "top", 3000)
 

@@ -74,6 +74,7 @@ def programs() -> dict[Configuration, list[simulator.Instruction]]:
     return compiled
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("machine", MACHINES)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 32), bits=st.integers(0, 31), keyed=st.booleans())
