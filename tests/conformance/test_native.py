@@ -29,6 +29,7 @@ class TestNative(Connecting, BackendConformance):
 
 
 @pytest.mark.anyone
+@pytest.mark.full
 class TestNativeClaimed(TestNative):
     """Every sandbox is built ahead and then claimed: whoever gets it cannot tell the difference."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from websockets.sync.client import connect
 
+from ringfence.e2b import ports
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
 
@@ -125,6 +129,29 @@ def test_a_server_inside_may_speak_https(client: Client) -> None:
     for wrong in ([0], [65536], ["3000"], [True], 3000, [1] * 101):
         asked = {"network": {"httpsPorts": wrong}}
         assert 400 == client.api("POST", "/v2/sandboxes", json=asked).status_code
+
+
+def test_an_answer_on_its_way_is_use_of_its_sandbox() -> None:
+    """Else its idle time would end a sandbox in the middle of a long download."""
+    streams: list[Any] = []
+    live: Any = SimpleNamespace(
+        sandbox_id="sbx-1", use=SimpleNamespace(opened=streams.append), touch=lambda: None
+    )
+    manager = SimpleNamespace(index=SimpleNamespace(find=lambda _id: live))
+    service: Any = SimpleNamespace(manager=manager)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    async def follow() -> list[list[bool]]:
+        answer = ports.Answer(200, [], pieces())
+        return [
+            [each.closed for each in streams] async for _ in ports._watched(service, live, answer)
+        ]
+
+    assert [[False], [False]] == asyncio.run(follow())
+    assert [True] == [each.closed for each in streams]
 
 
 def test_the_api_has_a_host_name_and_others_are_refused(client: Client) -> None:

@@ -381,6 +381,13 @@ class TestSpecs:
         draft.close()
         assert [] == os.listdir(source)
 
+    def test_what_was_mounted_later_is_there_when_the_machine_goes_on(self, tmp_path: Path) -> None:
+        spec, later = SandboxSpec(tier="strong"), Mount("/later", str(tmp_path))
+        for attached in ((), (later,)):
+            draft = plans.Draft(spec, "microvm-1", 0, attached=attached)
+            assert bool(attached) == ("/later" in [each.target for each in draft.mounts])
+            draft.close()
+
     def test_an_agent_of_a_machine_makes_no_core_and_few_files(self) -> None:
         spec = SandboxSpec(tier="strong", limits=Limits(disk_bytes=64 << 20, cpus=1.0))
         draft = plans.Draft(spec, "microvm-1", 0)

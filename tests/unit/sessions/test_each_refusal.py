@@ -201,6 +201,16 @@ def test_the_lower_of_two_bounds_holds(manager: SessionManager) -> None:
     assert 0 == manager.slots.taken
 
 
+def test_the_bound_of_a_key_holds_for_what_it_attaches_to(manager: SessionManager) -> None:
+    """Where the sandbox is missing it is made, which is no way around the bound."""
+    asked = [AttachRequest(f"sbx-{number}", "ann", create_if_missing=True) for number in (1, 2)]
+    first = manager.attach(asked[0], most=1)
+    with pytest.raises((QuotaExceeded, ResourceExhausted)):
+        manager.attach(asked[1], most=1)
+    assert first.session.sandbox_id == manager.attach(asked[0], most=1).session.sandbox_id
+    assert "sbx-2" == manager.attach(asked[1], most=2).session.sandbox_id, "the control"
+
+
 def test_a_sandbox_that_is_being_made_counts_against_the_bound_of_its_client_alone() -> None:
     index = SessionIndex()
     with index.share("ann", 2), index.share("ann", 2):
