@@ -284,6 +284,23 @@ class TestLiveForks:
         assert [["release", "close"]] * 2 == [each.done for each in templates]
         assert ["on"] == goes
 
+    def test_a_context_whose_process_cannot_be_copied_goes_on(self) -> None:
+        live, _, goes = self.held()
+        live._held, live._waiting = [], []
+        process = SimpleNamespace(_pump=SimpleNamespace(run=PLAIN))
+        context: Any = SimpleNamespace(
+            id="ctx-1", hold=lambda: True, let_go=lambda: goes.append("on"), _process=process
+        )
+
+        def template(_run: Any) -> Any:
+            raise Unsupported("it cannot be copied")
+
+        inner: Any = SimpleNamespace(template=template)
+        with pytest.raises(Unsupported, match="cannot be copied"):
+            live._hold_context(inner, "x", context, is_default=False)
+        live.close()
+        assert ["on"] == goes
+
     def test_contexts_go_on_where_a_release_fails(self) -> None:
         live, templates, goes = self.held()
 
