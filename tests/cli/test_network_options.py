@@ -72,6 +72,15 @@ class TestPolicies:
         file.write_text(json.dumps(policy.to_json()))
 
         assert policy == policy_of(net_policy=str(file))
+        learning = policy_of(net_policy=str(file), net_learn=True)
+        assert (True, policy.rules, policy.limits) == (
+            learning.learn,
+            learning.rules,
+            learning.limits,
+        )
+        told = policy_of(net_policy=str(file), secret=["api.test=TOKEN"])
+        rule = NetworkRule("api.test", "443", credential=TOKEN)
+        assert ((*policy.rules, rule), policy.limits) == (told.rules, told.limits)
 
     def test_learning_keeps_what_is_said(self) -> None:
         assert NetworkPolicy(learn=True) == policy_of(net_learn=True)

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.features import require
 
 from ringfence.launcher.pid1 import processes
+from ringfence.launcher.pid1.watchdog import Watchdog
 
 pytestmark = pytest.mark.anyone
 
@@ -89,3 +91,35 @@ def test_each_kind_of_system_v_object_counts() -> None:
     pages = 2 * os.sysconf("SC_PAGE_SIZE")
     both = 1000 + 10 * 64
     assert [0, 1000, both, both, both + pages] == [int(n) for n in done.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("disk", "shared", "counted"),
+    [(False, 0, ["/"]), (False, 4096, ["/"]), (True, 4096, ["/dev/shm"]), (True, 0, [])],
+)
+def test_files_in_memory_are_counted_wherever_they_are(
+    disk: bool, shared: int, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root on disk is no memory, and /dev/shm in it is."""
+    asked: list[str] = []
+    nobody: list[int] = []
+
+    def file_bytes(path: str) -> int:
+        asked.append(path)
+        return 4096
+
+    monkeypatch.setattr(processes, "pids", lambda: nobody)
+    monkeypatch.setattr(processes, "look_closer", lambda _resident: {})
+    monkeypatch.setattr(processes, "file_bytes", file_bytes)
+    monkeypatch.setattr(processes, "ipc_bytes", lambda: 0)
+    plan: Any = {
+        "memory_watchdog_bytes": 4095,
+        "id_helpers": False,
+        "disk": disk,
+        "shared_memory_bytes": shared,
+    }
+    run, killed = object(), []
+    execs: Any = {1: run}
+    Watchdog(plan, execs, lambda victim, _why: killed.append(victim)).look()
+    assert counted == asked
+    assert [run] * len(counted) == killed
