@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from ringfence.api.streaming.preview import Answer
 from ringfence.e2b import ports
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
@@ -145,7 +146,7 @@ def test_an_answer_on_its_way_is_use_of_its_sandbox() -> None:
         yield b"two"
 
     async def follow() -> list[list[bool]]:
-        answer = ports.Answer(200, [], pieces())
+        answer = Answer(200, [], pieces())
         return [
             [each.closed for each in streams] async for _ in ports._watched(service, live, answer)
         ]
