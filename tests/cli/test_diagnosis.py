@@ -121,6 +121,15 @@ def result(status: str, severity: str = "high", evidence: str = "seen") -> Probe
 
 
 @pytest.mark.parametrize(
+    ("severity", "is_hole"),
+    [("critical", True), ("high", True), ("medium", True), ("low", False)],
+)
+def test_an_escape_is_a_hole_unless_it_is_low(severity: str, *, is_hole: bool) -> None:
+    assert is_hole == result("escaped", severity).breaks
+    assert not result("held", severity).breaks
+
+
+@pytest.mark.parametrize(
     ("results", "code", "escaped"),
     [
         ([result("held"), result("not_applicable"), result("inconclusive")], 0, 0),
