@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _struct as struct
+import errno
 import posix as os
 
 from . import cdata
@@ -13,6 +14,8 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
+# A rename or a mount anywhere on the host, during a walk through "..", ends the walk with EAGAIN.
+_TRIES = 128
 
 _openat2 = declare("openat2", cdata.c_int, cdata.c_char_p, cdata.c_char_p, cdata.c_size_t)
 _close_range = declare("close_range", cdata.c_uint, cdata.c_uint, cdata.c_uint)
@@ -21,13 +24,18 @@ _close_range = declare("close_range", cdata.c_uint, cdata.c_uint, cdata.c_uint)
 def openat2(dir_fd: int, path: str, flags: int, *, resolve: int, mode: int = 0) -> int:
     """Open `path` under the resolution rules `resolve`.
 
-    Source: openat2(2), Linux 5.6.
+    Raises OSError; with EAGAIN only where renames or mounts met each of 128 walks.
+    Source: openat2(2), Linux 5.6: EAGAIN is to be tried again.
     """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    fd = _openat2(dir_fd, path_bytes(path), how, 24)
-    if fd < 0:
-        raise_errno("openat2", path)
-    return fd
+    encoded = path_bytes(path)
+    for _ in range(_TRIES):
+        fd = _openat2(dir_fd, encoded, how, 24)
+        if fd >= 0:
+            return fd
+        if cdata.get_errno() != errno.EAGAIN:
+            break
+    raise_errno("openat2", path)
 
 
 def chmod_nofollow(directory: int, name: str, mode: int) -> None:
