@@ -26,6 +26,13 @@ SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
 }
 os.environ |= SETTINGS
+TIMEOUT_S = 900  # six nodes start, each with three Python processes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

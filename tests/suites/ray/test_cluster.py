@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ringfence.api.service import Service
 
 NAME = ("--cluster-name", "of-a-test")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0  # beside other tests a node of Ray takes minutes to start
 
 
 _MAIN = "from ringfence.cli.main import main; import sys; sys.exit(main())"

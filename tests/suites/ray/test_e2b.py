@@ -61,7 +61,7 @@ def _gateway(cluster: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "CLUSTER", cluster.address)
         with remote.serving_e2b():
-            until = time.monotonic() + 60
+            until = time.monotonic() + 300
             while len(admin.nodes(Directory(f"suite-{os.getpid()}"))) < 3:
                 assert time.monotonic() < until, "the nodes do not come"
                 time.sleep(0.1)
@@ -69,7 +69,7 @@ def _gateway(cluster: Any) -> Iterator[None]:
             gc.collect()
     for each in added:
         cluster.remove_node(each, allow_graceful=False)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while sum(each["Alive"] for each in ray.nodes()) > 1:
         assert time.monotonic() < until, "Ray does not notice"
         time.sleep(0.1)
