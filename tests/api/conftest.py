@@ -150,10 +150,18 @@ def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaem
         daemon.end()
 
 
+@pytest.fixture(scope="session")
+def common_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all modules of a directory that neither configure nor end theirs: a start is 1.4 s of a processor."""
+    started = start(tmp_path_factory.mktemp("d"))
+    yield started
+    started.end()
+
+
 @pytest.fixture(scope="module")
-def daemon(start_daemon: StartDaemon) -> Daemon:
-    """One daemon for the module."""
-    return start_daemon()
+def daemon(common_daemon: Daemon) -> Daemon:
+    """A daemon that others have used, and will."""
+    return common_daemon
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from ringfence.cli.main import main
-from tests.api.conftest import Daemon, daemon, start_daemon
+from tests.api.conftest import Daemon, common_daemon, daemon, start_daemon
 from tests.cli.command import PATIENCE_S, RINGFENCE, environment, ringfence_command
 from tests.cli.test_run_terminal import Terminal
 from tests.features import require
 
 pytestmark = pytest.mark.anyone
 
-__all__ = ["daemon", "start_daemon"]
+__all__ = ["common_daemon", "daemon", "start_daemon"]
 Type = Callable[..., subprocess.CompletedProcess[bytes]]
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from ringfence.client import AsyncClient, Client, RemoteSandbox
-from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.api.conftest import Daemon, _user_namespaces, common_daemon, daemon, start_daemon
 
-__all__ = ["_user_namespaces", "daemon", "start_daemon"]
+__all__ = ["_user_namespaces", "common_daemon", "daemon", "start_daemon"]
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.api.conftest import Daemon, _user_namespaces, common_daemon, daemon, start_daemon
 from tests.contexts import forged
 from tests.daemon.servers import Server
 
 pytestmark = pytest.mark.anyone
 
-__all__ = ["_user_namespaces", "daemon", "start_daemon"]
+__all__ = ["_user_namespaces", "common_daemon", "daemon", "start_daemon"]
 
 
 def events_of(

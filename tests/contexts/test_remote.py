@@ -12,12 +12,12 @@ import pytest
 
 from ringfence.client import AsyncClient, Client, RemoteSandbox
 from ringfence.errors import ExecNotFound
-from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.api.conftest import Daemon, _user_namespaces, common_daemon, daemon, start_daemon
 from tests.daemon.servers import Server
 
 pytestmark = pytest.mark.anyone
 
-__all__ = ["_user_namespaces", "daemon", "start_daemon"]
+__all__ = ["_user_namespaces", "common_daemon", "daemon", "start_daemon"]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ringfence.api.access.keys import e2b_form
-from tests.api.conftest import Daemon, StartDaemon, _user_namespaces, start_daemon
+from tests.api.conftest import Daemon, _user_namespaces, start, start_daemon
 
 __all__ = ["_user_namespaces", "start_daemon"]
 
@@ -100,10 +100,19 @@ def frames_of(data: bytes) -> list[dict[str, Any]]:
 MakeClient = Callable[..., Client]
 
 
+@pytest.fixture(scope="session")
+def common_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One that serves E2B's API, for all modules that neither configure nor end theirs."""
+    options = ("--e2b", "--domain", "sbx.test", "--listen", "127.0.0.1:0")
+    started = start(tmp_path_factory.mktemp("d"), *options)
+    yield started
+    started.end()
+
+
 @pytest.fixture(scope="module")
-def daemon(start_daemon: StartDaemon) -> Daemon:
-    """A daemon that serves E2B's API."""
-    return start_daemon("--e2b", "--domain", "sbx.test", "--listen", "127.0.0.1:0")
+def daemon(common_daemon: Daemon) -> Daemon:
+    """A daemon that serves E2B's API, and that others have used."""
+    return common_daemon
 
 
 @pytest.fixture(scope="module")

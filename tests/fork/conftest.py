@@ -9,9 +9,9 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.client import Client
-from tests.api.conftest import Daemon, _user_namespaces, daemon, start_daemon
+from tests.api.conftest import Daemon, _user_namespaces, common_daemon, daemon, start_daemon
 
-__all__ = ["_user_namespaces", "daemon", "start_daemon"]
+__all__ = ["_user_namespaces", "common_daemon", "daemon", "start_daemon"]
 
 Create = Callable[..., Any]
 

@@ -14,9 +14,10 @@ from ringfence.fork.branches import copied_processes
 from ringfence.linux import libc
 from tests.api.conftest import Daemon
 
-pytestmark = pytest.mark.skipif(
-    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
+]
 _BEGIN = """
 import os, random, secrets, ssl, tempfile, uuid
 try:

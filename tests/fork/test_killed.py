@@ -35,9 +35,10 @@ from tests.native.outside import (
 from tests.posture.reading import processes_in
 from tests.sessions import test_restart
 
-pytestmark = pytest.mark.skipif(
-    libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
+]
 _PATIENCE_S = 30.0
 
 

@@ -11,6 +11,7 @@ from ringfence.errors import Unsupported
 from ringfence.linux import libc
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.anyone,
     pytest.mark.skipif(libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"),
 ]

@@ -68,6 +68,8 @@ os.remove('/tmp/four')
 """
 
 # What a context begins, what is asked in it and in each copy, and the answer.
+_FIRST = ("pipes", "sessions and groups", "shared memory")
+"""In the first gear."""
 _TREES = {
     "pipes": (
         "child = subprocess.Popen(['cat'], stdin=PIPE, stdout=PIPE)",
@@ -210,7 +212,10 @@ def asked(sandbox: Sandbox, code: str) -> str | None:
     return found.text
 
 
-@pytest.mark.parametrize("what", _TREES)
+@pytest.mark.parametrize(
+    "what",
+    [each if each in _FIRST else pytest.param(each, marks=pytest.mark.full) for each in _TREES],
+)
 def test_children_go_along(sandbox: Sandbox, what: str) -> None:
     """In copies, and in copies of these."""
     begin, ask, wanted = _TREES[what]

@@ -15,6 +15,8 @@ from ringfence.images.store import ImageStore
 from tests.images.conftest import small
 from tests.images.making import Entry, Made, digest_of, layer
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def made() -> Made:

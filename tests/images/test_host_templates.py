@@ -18,7 +18,7 @@ from ringfence.environments.apply import apply, store_of
 from ringfence.errors import ExecError, ImageNotFound, InvalidRequest
 from tests.features import require
 
-pytestmark = pytest.mark.anyone
+pytestmark = [pytest.mark.full, pytest.mark.anyone]
 
 
 def wheel(directory: Path, name: str, version: str, body: str) -> None:

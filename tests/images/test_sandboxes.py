@@ -14,6 +14,8 @@ from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
 from tests.images.conftest import small
 
+pytestmark = pytest.mark.full
+
 
 def _sha_of(root: str) -> str:
     script = "find . -printf '%p %y %m %s %l\\n' | sort | sha256sum; find . -type f | sort | xargs sha256sum"

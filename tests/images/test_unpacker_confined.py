@@ -14,6 +14,8 @@ import pytest
 
 from ringfence.policy.seccomp import MACHINES
 
+pytestmark = pytest.mark.full
+
 _SCRIPT = """
 import json, os, resource, socket, sys
 from ringfence.images import unpacker

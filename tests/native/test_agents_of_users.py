@@ -15,7 +15,7 @@ from tests.features import require
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import until
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.full, pytest.mark.root]
 
 USERS = ["root", "nobody", "1500"]
 # Prints each call that the kernel did not refuse: on every agent, or on the process named as argument 1.

@@ -22,6 +22,8 @@ from tests.native import refusing
 from tests.native.callers import SOURCE, Caller
 from tests.native.conftest import MakeSandbox, has_cgroups
 
+pytestmark = pytest.mark.full
+
 _ASK = """
 from ringfence.backends.registry import backend_named
 from ringfence.errors import RingfenceError

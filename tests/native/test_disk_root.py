@@ -23,6 +23,8 @@ from ringfence.testing.lab import Lab
 from tests.native.conftest import MakeSandbox
 from tests.native.outside import until
 
+pytestmark = pytest.mark.full
+
 MIB = 1 << 20
 LIMITS = Limits(disk_bytes=32 * MIB, inodes=2048, memory_bytes=256 * MIB)
 IS_ROOT = os.geteuid() == 0

@@ -20,6 +20,8 @@ from tests.features import require
 from tests.native.test_without_namespaces import PYTHON, run_refused
 from tests.strangers import let_others_in
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _landlock() -> None:

@@ -16,6 +16,8 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.model.session import Snapshot
 from ringfence.snapshots import layers
 
+pytestmark = pytest.mark.full
+
 _TREE = """
 mkdir -p d/e/f gone kind; echo old > d/file; echo same > d/same; ln d/same d/link; ln -s /tmp d/symlink
 mkfifo d/pipe; chmod 640 d/file; chmod 700 d/e; echo x > gone/x; echo y > kind/y; echo z > other; mkdir shut

@@ -40,6 +40,8 @@ from tests.native.outside import open_count
 from tests.native.service_there import EVERYTHING
 from tests.strangers import let_others_in
 
+pytestmark = pytest.mark.full
+
 PYTHON = "/usr/bin/python3"
 
 

@@ -17,7 +17,7 @@ from tests.posture import expected, maker
 from tests.posture.reading import Process, anonymous, mounts_of, processes_in, read_process
 from tests.posture.test_posture import OTHER_GID, OTHER_UID, Made, made_by_other
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.full, pytest.mark.root]
 __all__ = ["made_by_other"]
 
 
