@@ -54,7 +54,9 @@ class Scene:
         self.sandbox.apply(self._settings(policy, **secrets))
 
     def answer(self, data: bytes) -> None:
-        """Let the server that was dialled last say it."""
+        """Let the server that was dialled last say it, once one was."""
+        while not self._servers:
+            self.settle()
         self._servers[-1].sendall(data)
         self.settle()
 

@@ -24,6 +24,7 @@ SETTINGS = {
     "RAY_raylet_start_wait_time_s": "100",  # on a busy machine its agents take longer than 15 s
     "RAY_agent_register_timeout_ms": "100000",  # and longer than 15 s to write their ports
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # else 15, and beside other tests nodes get next to nothing
 }
 os.environ |= SETTINGS
 TIMEOUT_S = 900  # six nodes start, each with three Python processes
