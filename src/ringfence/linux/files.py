@@ -28,14 +28,12 @@ def openat2(dir_fd: int, path: str, flags: int, *, resolve: int, mode: int = 0) 
     Source: openat2(2), Linux 5.6: EAGAIN is to be tried again.
     """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    encoded = path_bytes(path)
-    for _ in range(_TRIES):
-        fd = _openat2(dir_fd, encoded, how, 24)
-        if fd >= 0:
-            return fd
-        if cdata.get_errno() != errno.EAGAIN:
-            break
-    raise_errno("openat2", path)
+    encoded, tries = path_bytes(path), _TRIES
+    while (fd := _openat2(dir_fd, encoded, how, 24)) < 0:
+        tries -= 1
+        if tries == 0 or cdata.get_errno() != errno.EAGAIN:
+            raise_errno("openat2", path)
+    return fd
 
 
 def chmod_nofollow(directory: int, name: str, mode: int) -> None:
