@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,19 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     return one, other
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Whatever needs a new descriptor meanwhile gets EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least_free = os.open("/dev/null", os.O_RDONLY)
+    os.close(least_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def a_site(

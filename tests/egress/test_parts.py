@@ -22,6 +22,7 @@ from ringfence.egress.meter import SPENT, Meter, Rate
 from ringfence.egress.record import _BURST, Record
 from ringfence.linux import routes
 from ringfence.linux.destination import destination, packed, plain, shown
+from tests.egress.scene import no_descriptor_left
 
 pytestmark = pytest.mark.anyone
 
@@ -218,6 +219,22 @@ def test_routes_are_looked_at_at_once_and_not_again_for_a_moment(
     own._on_notice(0)
     assert 7 == len(looks), "what counts is that there were any"
     monkeypatch.setattr(own, "_socket", sock)
+    own.close()
+
+
+def test_routes_that_could_not_be_looked_at_are_looked_at_again(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_addresses, "_LEAST_S", 0.01)
+    own = OwnAddresses(loop, lambda: None)
+    own._networks = ()
+    with no_descriptor_left():
+        own._on_notice(0)
+        assert () == own._networks
+    until = time.monotonic() + 10
+    while not own._networks and time.monotonic() < until:
+        loop.run_until_done(sleep(0.005))
+    assert own.covers(packed("127.0.0.1"))
     own.close()
 
 

@@ -59,7 +59,10 @@ class OwnAddresses:
         if self._is_stale:
             self._is_stale = False
             self._loop.later(_LEAST_S, self._refresh)
-            self._look()
+            try:
+                self._look()
+            except OSError:
+                self._is_stale = True  # no descriptor is left, say: by then there may be one
 
     def _look(self) -> None:
         networks = tuple(sorted(set(routes.local_networks())))
