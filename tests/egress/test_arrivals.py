@@ -13,6 +13,7 @@ import pytest
 
 from ringfence import NetworkLimits, NetworkPolicy
 from ringfence.egress import control, record, rules
+from ringfence.egress import sandbox as sandboxes
 from ringfence.egress.control import Control
 from ringfence.egress.host.served import MOST_EVENTS, Served
 from ringfence.egress.io.loop import Loop, sleep
@@ -21,6 +22,7 @@ from ringfence.linux.destination import packed
 from ringfence.model.net.netlog import NetworkEvent
 from ringfence.policy.network import Judge
 from tests.egress.one_sandbox import Scene
+from tests.egress.scene import no_descriptor_left
 
 pytestmark = pytest.mark.anyone
 
@@ -170,6 +172,60 @@ def test_a_host_without_room_says_so(make: Make, monkeypatch: pytest.MonkeyPatch
         assert is_cut(client)
     assert ["this host has no room for more connections"] == reasons(scene)
     settled(scene)
+
+
+def test_without_descriptors_a_connection_waits_and_is_served_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes, "_PATIENCE_S", 0.03)
+    scene = make()
+    scene.meant = scene._name, 9000
+    with socket.create_connection(scene._listener.getsockname()) as client:
+        client.sendall(RAW)
+        with no_descriptor_left():
+            scene.settle()
+            scene.settle()
+            assert 0 == scene.commons.connections
+            assert not scene.loop._soon, "others have their turn meanwhile"
+        scene.loop.run_until_done(sleep(0.06))
+        while not scene._servers:
+            assert 1 == scene.commons.connections
+            scene.settle()
+        scene.settle()
+        assert RAW == scene._hear()
+
+
+def test_more_than_are_accepted_in_one_turn_are_served_without_a_further_event(make: Make) -> None:
+    scene = make()
+    scene.meant = scene._name, 9000
+    with ExitStack() as stack:
+        for _ in range(sandboxes._TURN + 1):
+            stack.enter_context(socket.create_connection(scene._listener.getsockname()))
+        scene.settle()
+        assert sandboxes._TURN + 1 == scene.commons.connections
+
+
+def test_a_listener_that_was_shut_down_is_not_asked_again_and_again(make: Make) -> None:
+    scene = make()
+    assert RAW == scene.say(9000, [RAW]), "the control"
+    scene._listener.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        scene.sandbox._on_connection()
+        assert not scene.loop._soon
+
+
+def test_a_closed_sandbox_lets_go_of_its_sockets_and_does_nothing_more(make: Make) -> None:
+    """Their numbers are those of the next sandbox."""
+    scene = make()
+    sandbox = scene.sandbox
+    numbers = {sandbox._listener.fileno(), sandbox._datagrams.fileno()}
+    assert numbers <= set(scene.loop._handlers), "the control"
+    sandbox.close()
+    assert numbers.isdisjoint(scene.loop._handlers)
+    assert (-1, -1) == (sandbox._listener.fileno(), sandbox._datagrams.fileno())
+    sandbox._on_connection()
+    sandbox._on_datagram()
+    assert not scene.loop._soon
 
 
 @pytest.mark.parametrize(

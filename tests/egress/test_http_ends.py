@@ -100,6 +100,50 @@ def test_a_server_that_closed_after_its_answer_is_heard(monkeypatch: pytest.Monk
     assert outcome.error is None
 
 
+@pytest.mark.parametrize("request_", [head(), post(b"Content-Length: 5") + b"hello"])
+def test_a_server_that_is_gone_before_the_request_is_sent_is_told_of(request_: bytes) -> None:
+    def gone(_outcome: Outcome) -> Script:
+        async def serve(stream: Stream) -> None:
+            stream.abort()
+
+        return serve
+
+    outcome = play(saying(request_), gone, a_site())
+
+    assert outcome.reason.startswith("the server closed the connection: ")
+    assert outcome.received.startswith(b"HTTP/1.1 502 ")
+
+
+def test_an_answer_is_heard_though_the_rest_of_the_body_could_not_be_sent() -> None:
+    """The server closed in between, and what it has said was not read yet."""
+    servers: list[Stream] = []
+
+    def server(outcome: Outcome) -> Script:
+        async def serve(stream: Stream) -> None:
+            outcome.served = await until(stream, b"\r\n\r\n")
+            servers.append(stream)
+
+        return serve
+
+    def client(outcome: Outcome) -> Script:
+        async def talk(stream: Stream) -> None:
+            await stream.write(post(b"Content-Length: 30"))
+            while not servers:
+                await sleep(0.001)
+            await stream.write(b"x" * 10)
+            await servers[0].write(ANSWER)
+            servers[0].abort()
+            outcome.received = await all_of(stream)
+            stream.close()
+
+        return talk
+
+    outcome = play(client, server, a_site())
+
+    assert outcome.received.endswith(b"hello")
+    assert outcome.error is None
+
+
 def test_a_client_that_does_not_read_is_not_waited_for_without_end() -> None:
     def client(outcome: Outcome) -> Script:
         async def talk(stream: Stream) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ringfence.egress.http.site import Site
-from ringfence.egress.io.loop import Loop, both, sleep
+from ringfence.egress.io.loop import Deadline, Loop, both, sleep
 from ringfence.egress.io.streams import SocketStream
 from ringfence.egress.refused import Refused
 from ringfence.egress.tls import terminate
@@ -474,6 +474,73 @@ def test_who_reads_goes_on_after_a_long_write_of_another() -> None:
     finally:
         loop.close()
     assert b"begundone" == received
+
+
+def test_what_the_far_end_asks_for_later_is_answered_by_who_only_reads() -> None:
+    """As when it wants a certificate, or other keys: it may say no more until it has the answer."""
+    asks, answers = OF_SANDBOX._new_context("a.test"), trusting(OF_SANDBOX)
+    asks.verify_mode = ssl.CERT_OPTIONAL
+    asks.post_handshake_auth = answers.post_handshake_auth = True
+
+    async def ours(below: Stream) -> bytes:
+        stream = TlsStream(below, answers, server_name="a.test")
+        await stream.handshake()
+        with Deadline(10):
+            received = await stream.read(99)
+        stream.close()
+        return received
+
+    async def theirs(below: Stream) -> None:
+        stream = TlsStream(below, asks)
+        await stream.handshake()
+        stream._tls.verify_client_post_handshake()
+        stream._tls.do_handshake()
+        await stream._flush()
+        with Deadline(10):
+            stream._incoming.write(await below.read(1 << 16))
+        await stream.write(b"done")
+        stream.close()
+
+    assert b"done" == meet(ours, theirs)
+
+
+def test_an_end_of_tls_is_one_of_what_lies_below_too_and_the_other_side_is_heard() -> None:
+    async def ours(below: Stream) -> bytes:
+        stream = TlsStream(below, trusting(OF_SANDBOX), server_name="a.test")
+        await stream.handshake()
+        await stream.end()
+        received = await all_of(stream)
+        stream.close()
+        return received
+
+    async def theirs(below: Stream) -> None:
+        stream = TlsStream(below, OF_SANDBOX.context("a.test"))
+        await stream.handshake()
+        with Deadline(10):
+            assert (b"", b"") == (await stream.read(9), await below.read(9))
+        await stream.write(b"heard")
+        await stream.end()
+        stream.close()
+
+    assert b"heard" == meet(ours, theirs)
+
+
+def meet(
+    ours: Callable[[Stream], Coroutine[None, None, bytes]],
+    theirs: Callable[[Stream], Coroutine[None, None, None]],
+) -> bytes:
+    """What our end got of the other."""
+
+    async def scene() -> bytes:
+        one, other = tcp_pair()
+        received, _ = await both(ours(SocketStream(one)), theirs(SocketStream(other)))
+        return received
+
+    loop = Loop()
+    try:
+        return loop.run_until_done(scene())
+    finally:
+        loop.close()
 
 
 def test_an_alert_arrives_though_the_client_said_more() -> None:
