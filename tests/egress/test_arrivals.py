@@ -262,6 +262,7 @@ def test_an_address_of_a_name_that_nobody_asked_for_leads_nowhere(make: Make) ->
     for address in ("198.18.77.77", "2001:2::77:77"):
         assert b"" == scene.say(9000, [RAW], to=packed(address))
     assert ["an address for which no current name was resolved"] * 2 == reasons(scene)
+    assert ["198.18.77.77", "2001:2::77:77"] == [each["address"] for each in scene.events]
     assert [] == scene.dialled
     settled(scene)
 
@@ -279,6 +280,50 @@ def test_what_is_routed_to_this_machine_is_its_own_though_no_address_of_it(
     assert (False, "203.0.113.7 leads to the host itself") == (refused.allowed, refused.reason)
     assert named.judge_address(None, "203.0.113.8", 80)
     assert everywhere.judge_address(None, "203.0.114.7", 80)
+
+
+def test_an_address_that_the_host_has_is_refused_from_then_on_also_inside_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each sandbox, and by each policy that comes after."""
+    scenes = make("public"), make("public")
+    commons = scenes[0].commons
+    monkeypatch.setattr(commons, "sandboxes", {"1": scenes[0].sandbox, "2": scenes[1].sandbox})
+    places = "203.0.113.7", "64:ff9b::cb00:7107"
+
+    def judged(scene: Scene) -> list[str]:
+        found = [scene.sandbox.judge_address(None, place, 80) for place in places]
+        return ["" if each else each.reason.partition(" is ")[2][:22] for each in found]
+
+    refused = ["the host's own address"] * 2
+    for texts, expected in ((frozenset(), ["", ""]), (frozenset(places[:1]), refused)):
+        for scene in scenes:
+            monkeypatch.setattr(scene.commons.own, "texts", texts)
+        commons._rejudge()
+        for scene in scenes:
+            assert expected == judged(scene)
+            scene.change(scene.sandbox.policy)
+            assert expected == judged(scene)
+
+
+def test_what_was_decided_of_an_address_holds_for_the_name_that_led_there(make: Make) -> None:
+    sandbox = make("a.test", "127.0.0.2").sandbox
+    for _ in range(2):  # the second time, as it is remembered
+        assert not sandbox.judge_address("a.test", "10.0.0.1", 80)
+        assert sandbox.judge_address("a.test", "203.0.113.1", 80)
+        assert not sandbox.judge_address("b.test", "203.0.113.1", 80)
+        assert not sandbox.judge_address(None, "203.0.113.1", 80)
+        assert sandbox.judge_address(None, "127.0.0.2", 80)
+        assert not sandbox.judge_address("b.test", "127.0.0.2", 80)
+
+
+def test_a_sandbox_that_ends_without_a_connection_is_forgotten_at_once(make: Make) -> None:
+    scene = make()
+    assert RAW == scene.say(9000, [RAW])
+    settled(scene)
+    assert scene.commons.record._rates, "the control: it is not before"
+    scene.sandbox.close()
+    assert {} == scene.commons.record._rates
 
 
 def test_a_policy_that_cannot_be_read_changes_nothing(make: Make) -> None:

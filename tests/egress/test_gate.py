@@ -214,6 +214,7 @@ def test_http_of_a_client_that_was_slow_is_served_and_ends_with_its_sandbox(
         client.sendall(HTTP)
         scene.settle()
         assert scene._hear().startswith(b"GET / HTTP/1.1\r\n")
+        assert 1 == len(scene.dialled), "the server that was dialled already"
         wait(scene)
         scene.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
         assert client.recv(999).endswith(b"half")

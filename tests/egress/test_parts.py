@@ -62,6 +62,16 @@ def test_a_rate_refills_and_saves_up_only_so_much() -> None:
     assert all(Rate(None, 0).take() for _ in range(1000))
 
 
+def test_what_a_rate_has_not_used_for_long_is_no_more_than_its_burst() -> None:
+    rate = Rate(100, 10)
+    rate.spend(10)
+    rate._at -= 0.06
+    for _ in range(3):  # the same time counts once
+        assert 6 <= rate.available() < 9
+    rate._at -= 1000
+    assert 10 == rate.available()
+
+
 def test_all_that_waits_for_the_rate_goes_on(loop: Loop) -> None:
     meter = Meter(loop, bytes_per_s=100_000)
     done: list[int] = []
@@ -115,6 +125,34 @@ def test_the_record_goes_out_in_batches(loop: Loop) -> None:
     assert int(_BURST) * 2 + 10 - len(events) == sum(
         message["missed"]["sbx-1"] for message in told if "missed" in message
     )
+
+
+def test_as_many_as_fit_a_message_go_out_at_once_and_later_ones_in_their_time(loop: Loop) -> None:
+    told: list[int] = []
+
+    def tell(message: dict[str, Any]) -> bool:
+        told.append(len(message["events"]))
+        return True
+
+    record = Record(loop, tell)
+    for number in range(65):
+        record.add("sbx-1", "tcp", host=f"{number}.test", allowed=True)
+    assert [64] == told
+    for expected in ([64, 1], [64, 1, 1]):
+        while len(told) < len(expected):
+            loop.turn()
+        assert expected == told
+        record.add("sbx-1", "tcp", host="x.test", allowed=True)
+    record.flush()
+
+
+def test_names_that_are_asked_for_do_not_pile_up(loop: Loop) -> None:
+    record = Record(loop, lambda _: True)
+    for number in range(1030):
+        record.add("sbx-1", "dns", host=f"{number}.test", allowed=False)
+    assert 1024 == len(record._asked)
+    assert "1029.test" in {key[1] for key in record._asked}
+    record.flush()
 
 
 def test_a_host_that_does_not_listen_costs_no_memory(loop: Loop) -> None:

@@ -82,7 +82,11 @@ def test_half_a_hello_leads_nowhere(make: Make, said: bytes, is_over: bool) -> N
         event = ended(scene)
         assert is_reset(client)
     assert ([], False) == (scene.dialled, event["allowed"])
-    why = "the client ended within its TLS ClientHello" if is_over else "no TLS ClientHello within 0.1 s"
+    why = (
+        "the client ended within its TLS ClientHello"
+        if is_over
+        else "no TLS ClientHello within 0.1 s"
+    )
     assert why == event["reason"]
 
 
@@ -101,9 +105,7 @@ def test_who_ends_before_it_has_said_anything_is_not_waited_for(make: Make) -> N
         (9000, GET, ""),
     ],
 )
-def test_http_and_tls_stay_at_their_ports(
-    make: Make, port: int, said: bytes, reason: str
-) -> None:
+def test_http_and_tls_stay_at_their_ports(make: Make, port: int, said: bytes, reason: str) -> None:
     scene = make()
     heard = scene.say(port, [said])
     assert (not reason) == heard.startswith(b"GET /x?y=1 ") == bool(scene.dialled)
@@ -138,9 +140,7 @@ def test_where_tls_is_ended_the_site_is_one_of_https_and_the_hello_still_to_be_r
     assert [(HELLO, "a.test", "https", "a.test", 443, authority)] == served
 
 
-def test_who_is_refused_at_once_sees_a_reset(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_refused_at_once_sees_a_reset(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An end would be taken for all there is."""
     scene = make()
     monkeypatch.setattr(scene.commons, "has_room_for", lambda _sandbox: False)

@@ -149,7 +149,11 @@ def test_a_new_mount_is_as_it_was_asked_for_or_leaves_nothing(trees: str) -> Non
         wanted = os.ST_NOSUID | _NO_DEVICES | os.ST_RDONLY
         found += [told.f_blocks * told.f_frsize, told.f_flag & (wanted | os.ST_NOEXEC) == wanted]
         os.close(fd)
-        for refused in (("tmpfs", {"nonsense": "1"}, 0), ("nonsense", {}, 0), ("tmpfs", {}, 1 << 9)):
+        for refused in (
+            ("tmpfs", {"nonsense": "1"}, 0),
+            ("nonsense", {}, 0),
+            ("tmpfs", {}, 1 << 9),
+        ):
             found.append(refusal(mounts.new_mount, *refused))
         return [*found, opened() - before]
 

@@ -109,6 +109,38 @@ def test_what_is_refused_is_told_by_its_number_and_the_others_are_done() -> None
     assert ["198.18.0.2", 32] in found
 
 
+def test_a_batch_whose_last_message_is_not_answered_has_failed() -> None:
+    """Else it would be taken for done, or waited for without end."""
+
+    def unanswered() -> list[Any]:
+        own_network()
+        before = os.listdir("/proc/self/fd")
+        kind, body = rtnetlink.address(rtnetlink.RTM_NEWADDR, packed(_OWN))
+        silent = netlink.message(kind, netlink.NLM_F_CREATE, 1, body)
+        try:
+            netlink.send_batch(netlink.NETLINK_ROUTE, silent, 1)
+        except OSError as exc:
+            return [exc.errno, before == os.listdir("/proc/self/fd")]
+        return []
+
+    assert [errno.EPROTO, True] == result_of(unanswered)
+
+
+def test_answers_that_come_together_are_all_read() -> None:
+    """Whichever of them is about the last message, and whatever their sizes are."""
+
+    def answer(number: int, code: int, extra: bytes = b"") -> bytes:
+        body = (-code).to_bytes(4, "little", signed=True) + bytes(16) + extra
+        made = netlink.message(2, 0, number, body)
+        return made + bytes(-len(made) % 4)
+
+    told = answer(1, errno.EEXIST, b"odd") + answer(3, 0) + answer(2, errno.EPERM)
+    refused: list[tuple[int, int]] = []
+    assert netlink._read(told, 3, refused)
+    assert [(1, errno.EEXIST), (2, errno.EPERM)] == refused
+    assert not netlink._read(told, 4, [])
+
+
 def test_a_change_of_routes_of_either_family_is_heard_and_nobody_waits_for_it() -> None:
     def heard() -> list[bool]:
         own_network()

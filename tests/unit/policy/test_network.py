@@ -406,6 +406,26 @@ class TestLearning:
         assert not learning.address_allowed("x.org", "203.0.113.1", 22)
         assert not learning.literal_allowed("127.0.0.1", 22)
 
+    def test_what_a_rule_denies_in_part_is_denied_in_that_part(self) -> None:
+        """A path that cannot be read may be the one that is denied."""
+        rules = NetworkRule("c.com", action="deny", paths=("/admin*",))
+        learning = Judge(
+            NetworkPolicy(allowed_hosts=("!b.com:80", "!d.com"), rules=(rules,), learn=True)
+        )
+
+        assert learning.name_allowed("b.com")
+        assert not learning.name_allowed("b.com", 80)
+        assert learning.name_allowed("b.com", 81)
+        assert (False, "d.com is denied by !d.com", "!d.com") == told(
+            learning.name_allowed("d.com")
+        )
+        assert learning.http_allowed("c.com", 443, "GET", "/x")
+        for path in ("/admin", "/Admin/x", "/x/%2e%2e/admin", "//admin"):
+            assert not learning.http_allowed("c.com", 443, "GET", path)
+        for address in ("10.0.0.1", "127.0.0.1", "169.254.169.254", "64:ff9b::a00:1"):
+            assert not learning.address_allowed("x.org", address, 443)
+            assert not learning.literal_allowed(address, 443)
+
 
 class TestRequests:
     RULES = (
