@@ -408,9 +408,12 @@ class TestLearning:
 
     def test_what_a_rule_denies_in_part_is_denied_in_that_part(self) -> None:
         """A path that cannot be read may be the one that is denied."""
-        rules = NetworkRule("c.com", action="deny", paths=("/admin*",))
+        rules = (
+            NetworkRule("c.com", action="deny", paths=("/admin*",)),
+            NetworkRule("e.com", paths=("/x/*",)),
+        )
         learning = Judge(
-            NetworkPolicy(allowed_hosts=("!b.com:80", "!d.com"), rules=(rules,), learn=True)
+            NetworkPolicy(allowed_hosts=("!b.com:80", "!d.com"), rules=rules, learn=True)
         )
 
         assert learning.name_allowed("b.com")
@@ -422,6 +425,8 @@ class TestLearning:
         assert learning.http_allowed("c.com", 443, "GET", "/x")
         for path in ("/admin", "/Admin/x", "/x/%2e%2e/admin", "//admin"):
             assert not learning.http_allowed("c.com", 443, "GET", path)
+        assert learning.http_allowed("e.com", 443, "GET", "/other")
+        assert not learning.http_allowed("e.com", 443, "GET", "/other//y")
         for address in ("10.0.0.1", "127.0.0.1", "169.254.169.254", "64:ff9b::a00:1"):
             assert not learning.address_allowed("x.org", address, 443)
             assert not learning.literal_allowed(address, 443)
