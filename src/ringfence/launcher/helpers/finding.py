@@ -235,15 +235,21 @@ def _files(path: str, answer: _Answer) -> Iterator[str]:
 def _text_of(path: str) -> bytes:
     """The content of a text file; nothing of one that is none, or not ours to read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd, info = _open_regular(path)
     except OSError:
         return b""
     with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_FILE_BYTES:
-            return b""
-        data = file.read(_MOST_FILE_BYTES)
+        data = b"" if info.st_size > _MOST_FILE_BYTES else file.read(_MOST_FILE_BYTES)
     return b"" if b"\0" in data[:8192] else data
+
+
+def _open_regular(path: str) -> tuple[int, os.stat_result]:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(fd)  # Python refuses a directory, and leaves it open
+        raise OSError(errno.EINVAL, "is not a regular file")
+    return fd, info
 
 
 def replace(stream: int, path: str, options: str) -> None:
@@ -266,11 +272,8 @@ def replace(stream: int, path: str, options: str) -> None:
 
 
 def _replace_in(path: str, wanted: re.Pattern[bytes], new: bytes) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd, info = _open_regular(path)
     with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
         if info.st_size > _MOST_FILE_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         changed, count = wanted.subn(new, file.read())
