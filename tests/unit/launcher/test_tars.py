@@ -197,6 +197,98 @@ def test_holes_stay_holes() -> None:
             os.close(fd)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"x" + bytes((2 << 16) - 1),
+        bytes(1 << 16) + b"x" * 5 + bytes((1 << 16) - 5) + b"y",
+        bytes(3),
+    ],
+)
+def test_content_with_a_hole_has_its_size_and_digest(content: bytes) -> None:
+    stream, target = os.memfd_create("stream"), os.memfd_create("target")
+    try:
+        member = tarfile.TarInfo("file")
+        member.size = len(content)
+        os.write(stream, member.tobuf() + content + bytes(-len(content) % 512 + 1024))
+        os.lseek(stream, 0, os.SEEK_SET)
+        digest, wanted = tars.new_digest(), tars.new_digest()
+        with tars.Reader(stream) as reader:
+            next(iter(reader))
+            assert 512 == reader.offset
+            assert len(content) == reader.copy(target, digest)
+        wanted.update(content)
+        assert wanted.digest() == digest.digest()
+        assert content == os.pread(target, len(content) + 1, 0)
+        assert os.fstat(target).st_blocks * 512 < len(content)
+    finally:
+        os.close(stream)
+        os.close(target)
+
+
+@pytest.mark.parametrize(("there", "size"), [(b"abc", 5), (b"abcdef", 4), (b"", 2)])
+def test_a_file_that_changed_since_has_the_size_that_was_said(there: bytes, size: int) -> None:
+    stream, source = os.memfd_create("stream"), os.memfd_create("source")
+    try:
+        os.write(source, there)
+        os.lseek(source, 0, os.SEEK_SET)
+        with tars.Writer(stream) as tar:
+            for name, fd in (("file", source), ("after", -1)):
+                member = tarfile.TarInfo(name)
+                member.size = size if fd >= 0 else 0
+                tar.add(member, fd)
+            assert 3 * 512 == tar.offset
+        data = os.pread(stream, 1 << 16, 0)
+    finally:
+        os.close(stream)
+        os.close(source)
+    assert [there[:size].ljust(size, b"\0"), b""] == [each[-1] for each in read(data)]
+
+
+def test_what_is_said_of_all_holds_until_it_is_said_otherwise() -> None:
+    everywhere = pax(b"12 uid=1234\n")
+    everywhere = header(type=tarfile.XGLTYPE, size=12) + everywhere[512:]
+    own = pax(b"9 uid=77\n")
+    stream = everywhere + header() + own + header() + header() + own + header()
+    assert [1234, 77, 1234, 77] == [each[3] for each in read(stream)]
+
+
+@pytest.mark.parametrize(
+    ("uid", "is_one"), [(b"4294967295", True), (b"4294967296", False), (b"-1", False)]
+)
+def test_an_owner_is_one_that_a_file_can_have(uid: bytes, is_one: bool) -> None:
+    record = b" uid=%s\n" % uid
+    stream = pax(b"%d%s" % (len(record) + 2, record)) + header()
+    if is_one:
+        assert int(uid) == read(stream)[0][3]
+        return
+    with pytest.raises(tarfile.TarError, match="an owner"):
+        read(stream)
+
+
+def test_older_forms_of_names_and_directories_are_read() -> None:
+    old = header(name="directory/", type=tarfile.AREGTYPE)
+    ustar = tarfile.TarInfo("/".join(["long"] * 30))
+    found = read(old + ustar.tobuf(tarfile.USTAR_FORMAT) + header())
+    assert [("directory", tarfile.DIRTYPE), (ustar.name, tarfile.REGTYPE)] == [
+        each[:2] for each in found[:2]
+    ]
+
+
+def test_content_that_nobody_reads_is_passed_over() -> None:
+    stream = os.memfd_create("stream")
+    try:
+        for name, size in (("large", (1 << 20) + 700), ("small", 5)):
+            os.write(stream, header(name=name, size=size) + b"x" * size + bytes(-size % 512))
+        os.lseek(stream, 0, os.SEEK_SET)
+        with tars.Reader(stream) as reader:
+            assert ["large", "small"] == [each.name for each in reader]
+            reader.drain()
+        assert os.lseek(stream, 0, os.SEEK_CUR) == os.fstat(stream).st_size
+    finally:
+        os.close(stream)
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 @pytest.mark.parametrize("length", [99, 100, 101, 1000])
 def test_each_length_of_a_name_and_of_a_link_is_read_back(kind: bytes, length: int) -> None:
