@@ -107,9 +107,22 @@ class MountSpace:
             options += ",allow_other,default_permissions"
             mounts.mount("ringfence", place, "fuse", _FLAGS, options)
             serve(device)
+            return os.open(name, _DIRECTORY, dir_fd=self.fd), name
+        except OSError:
+            self._take_back(name)
+            raise
         finally:
             os.close(device)
-        return os.open(name, _DIRECTORY, dir_fd=self.fd), name
+
+    def _take_back(self, name: str) -> None:
+        """Leave nothing of a file system that could not be mounted, or that nobody serves."""
+        try:
+            self.unmount(name)
+        except OSError:
+            try:
+                os.rmdir(name, dir_fd=self.fd)  # nothing is mounted there
+            except FileNotFoundError:
+                pass
 
     def unmount(self, name: str) -> None:
         mounts.umount2(f"/proc/self/fd/{self.fd}/{name}", mounts.MNT_DETACH)
