@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -194,6 +195,52 @@ _REFUSED = {
         "has a system-call filter of its own",
         "end(made); os.close(read); os.close(write)",
     ),
+    "memory of System V": (
+        "number = c.shmget(0, 4096, 0o600); c.shmat.restype = ctypes.c_void_p; made = c.shmat(number, None, 0)",
+        "it shares memory: /SYSV",
+        "c.shmdt(ctypes.c_void_p(made)); c.shmctl(number, 0, None)",
+    ),
+    "a child that has its descriptors": (
+        "made = c.syscall(56, 0x400 | 17, 0, 0, 0, 0) or signal.pause()",
+        "shares memory or descriptors with it",
+        "end(made)",
+    ),
+    "a child with a terminal": (
+        (
+            "read, write = os.pipe(); made = child(lambda: (os.setsid(), "
+            "os.open(os.ttyname(os.openpty()[1]), os.O_RDWR), os.write(write, b'.'), signal.pause()))"
+            "; os.read(read, 1)"
+        ),
+        "it has a terminal",
+        "end(made); os.close(read); os.close(write)",
+    ),
+    "a grandchild in a session that its parent left": (
+        (
+            "read, write = os.pipe(); made = child(lambda: ((pid := os.fork()) and ("
+            "os.setsid(), os.write(write, b'%d' % pid)), signal.pause())); other = int(os.read(read, 9))"
+        ),
+        "is in a session that its parent left",
+        "end(made); os.kill(other, 9); os.close(read); os.close(write)",
+    ),
+    "a grandchild in a group of another's": (
+        (
+            "read, write = os.pipe(); first = child(lambda: (os.setpgid(0, 0), os.write(write, b'.'), "
+            "signal.pause())); os.read(read, 1); made = child(lambda: ((pid := os.fork()) and ("
+            "os.setpgid(pid, first), os.write(write, b'%d' % pid)), signal.pause()))"
+            "; other = int(os.read(read, 9))"
+        ),
+        "is in a process group of another's",
+        "end(made, first); os.kill(other, 9); os.close(read); os.close(write)",
+    ),
+    "a child whose first thread has ended": (
+        (
+            "read, write = os.pipe(); made = child(lambda: (threading.Thread(target=lambda: ("
+            "os.write(write, b'.'), signal.pause())).start(), c.syscall(60, 0))); os.read(read, 1)"
+            "; [time.sleep(0.001) for _ in iter(lambda: open(f'/proc/{made}/stat').read().split()[2], 'Z')]"
+        ),
+        "a child process of it has just ended",
+        "end(made); os.close(read); os.close(write)",
+    ),
     "a pipe to another process": (
         (
             "read, write = os.pipe(); made = child(lambda: os.fork() or ("
@@ -316,3 +363,57 @@ def test_bounds_of_threads_pipes_and_shared_memory(
             assert text in program.reason()
     program.do("made.set(); thread.join(); shared.close()")
     program.do("[os.close(each) for pair in pipes for each in pair]")
+
+
+_TIMERS = (
+    "made = [c.timerfd_create(1, 0) for _ in range(3)]"
+    "; c.timerfd_settime(made[0], 0, struct.pack('=4q', 7, 5, 1000, 0), None)"
+    "; c.timerfd_settime(made[1], 0, struct.pack('=4q', 1000, 0, 0, 1), None)"
+    "; __import__('select').select(made[1:2], [], [])"
+)
+
+
+def test_timers_are_described_as_they_are_set(program: Program) -> None:
+    program.do(_TIMERS)
+    program.do("signal.setitimer(signal.ITIMER_VIRTUAL, 1000, 7)")
+
+    def look(made: Tree) -> object:
+        timers = [each.timer for each in made.root.descriptors.values() if each.timer is not None]
+        assert {1} == made.root.timers.keys()
+        interval, _, left, _ = struct.unpack("=4q", made.root.timers[1])
+        assert 7 == interval
+        assert 900 < left <= 1000
+        return [(each.clock, each.ticks, each.interval, any(each.value)) for each in timers]
+
+    assert [(1, 0, (7, 5), True), (1, 1, (1000, 0), False), (1, 0, (0, 0), False)] == program.look(
+        look
+    )
+    program.do("signal.setitimer(signal.ITIMER_VIRTUAL, 0); [os.close(each) for each in made]")
+
+
+def test_signals_that_wait_are_those_of_the_process_or_of_a_thread(program: Program) -> None:
+    program.do("signal.pthread_sigmask(signal.SIG_BLOCK, [10, 12]); os.kill(os.getpid(), 10)")
+    program.do("signal.pthread_kill(threading.get_ident(), 12)")
+
+    def look(made: Tree) -> object:
+        waiting = made.root.pending, made.root.threads[0].pending
+        return [[struct.unpack_from("=i", info)[0] for info in each] for each in waiting]
+
+    assert [[signal.SIGUSR1], [signal.SIGUSR2]] == program.look(look)
+    program.do("signal.sigwait([10]); signal.sigwait([12])")
+    program.do("signal.pthread_sigmask(signal.SIG_UNBLOCK, [10, 12])")
+
+
+def test_memory_that_children_get_zeroed_is_known(program: Program) -> None:
+    program.do("made = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE); made[:] = b'x' * len(made)")
+
+    def wiped(made: Tree) -> int:
+        made.root.look_at_copy()
+        return sum(each.end - each.start for each in made.root.mappings if each.is_wiped)
+
+    before = program.look(wiped)
+    program.do("made.madvise(18, 4096, 8192)")
+    after = program.look(wiped)
+    assert isinstance(before, int)
+    assert before + 8192 == after
+    program.do("made.close()")
