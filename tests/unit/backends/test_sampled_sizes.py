@@ -84,14 +84,14 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         return " ".join(map(str, tree.get(int(pid), [])))
 
     monkeypatch.setattr(writers, "_read", read)
-    monkeypatch.setattr(writers.glob, "glob", lambda path: [path.replace("*", "7")])
+    monkeypatch.setattr("glob.glob", lambda path: [path.replace("*", "7")])
     return written
 
 
 def test_who_has_written_much_since_the_last_look_is_told(written: dict[int, int]) -> None:
     one, two, unknown = Run(1, 1), Run(2, 2), Run(3, 99)
     sandbox: Any = Sandbox(one, two, unknown)
-    looks = writers.Writers(sandbox)
+    looks: Any = writers.Writers(sandbox)
     written.update({10: 1 << 19, 11: 1 << 19, 20: (1 << 17) - 1})
     assert [one] == looks.look(), "an eighth of what the other wrote is the least"
     written[20] += 1 << 16

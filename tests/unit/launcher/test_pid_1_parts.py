@@ -213,7 +213,8 @@ def test_only_an_exec_that_runs_has_a_pid_and_gets_signals(one: init.Init, proce
     assert b"1" == one._do_begun(1) == one._do_begun(2)
     one._do_signal(1, signal.SIGTERM)
     assert signal.SIGTERM == os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) * -1
-    one.execs[1].report = object()
+    report: Any = object()
+    one.execs[1].report = report
     for number in (1, 2):
         with pytest.raises(ProcessLookupError):
             one._do_pid(number)
@@ -334,7 +335,7 @@ def test_the_exec_that_has_most_is_ended_with_its_memory_files(
     killed: list[int] = []
     execs: Any = {number: number for number in (1, 2)}
     plan: Any = {"memory_watchdog_bytes": 1, "id_helpers": False}
-    watch = watchdog.Watchdog(plan, execs, lambda run, _why: killed.append(run))  # type: ignore[arg-type,func-returns-value]
+    watch = watchdog.Watchdog(plan, execs, lambda run, _why: killed.append(run))  # type: ignore[arg-type]
     monkeypatch.setattr(processes, "tag_of", lambda pid: processes.TAG_BASE - pid)
     one, two = (processes.TAG_BASE - number for number in (1, 2))
     watch._kill_largest({one: 100, two: 90}, {})

@@ -221,7 +221,8 @@ def test_a_server_that_is_gone_leaves_nothing_mounted(place: Path) -> None:
         os.kill(scene.server, signal.SIGKILL)
         os.waitpid(scene.server, 0)
         refused = []
-        for work in (lambda: scene.image("b"), lambda: scene.shown("b")):
+        works: list[Callable[[], int]] = [lambda: scene.image("b"), lambda: scene.shown("b")]
+        for work in works:
             try:
                 close(work())
             except OSError as exc:
@@ -251,8 +252,9 @@ def test_what_cannot_be_mounted_leaves_no_place_for_it(place: Path) -> None:
 def test_whether_ids_can_be_mapped_is_found_by_trying_and_leaves_nothing(place: Path) -> None:
     def look(scene: Scene) -> Any:
         before = scene.held()
-        mapped = {"idmap": "0 1000 1", "idmap_gid": "0 1000 1"}
-        can = scene.views.can_map_ids({**scene.tree("shown/usr"), **mapped, "source": "/"})
+        ids = {"idmap": "0 1000 1", "idmap_gid": "0 1000 1", "source": "/"}
+        tree: Any = dict(scene.tree("shown/usr"), **ids)
+        can = scene.views.can_map_ids(tree)
         return [can, scene.held() - before, scene.mounted()]
 
     can, held, mounted = within(place, look)
