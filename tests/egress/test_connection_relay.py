@@ -341,3 +341,29 @@ def test_a_guest_asks_so_many_questions_at_once_and_no_more(
 
     assert frame(QUERY, CONTROL, b"\0\2told") in told
     assert frame(QUERY, CONTROL, b"\0\1told") not in told
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_on_a_line_that_was_used_before_each_side_begins_at_the_token(is_host: bool) -> None:
+    """The guest's side says it at once, the host's once it has heard it, and what came before is nobody's."""
+    with ExitStack() as stack:
+        near, far = (stack.enter_context(each) for each in socket.socketpair())
+        control, theirs = (stack.enter_context(closing(each)) for each in wire.socketpair())
+        near.settimeout(PATIENCE_S)
+        control.settimeout(PATIENCE_S)
+        token, order = b"a token", ({"port": 0, "batches": []}, False)
+        side = Outside(far.fileno(), theirs, token) if is_host else Inside(far.fileno(), token)
+        thread = threading.Thread(target=side.run)
+        thread.start()
+        near.sendall(frame(b"?", CONTROL, b"of somebody before") + token[:3])
+        if is_host:
+            wire.send(control, order)
+        near.sendall(token)
+        near.sendall(frame(PLAN, CONTROL, b"O" if is_host else marshal.dumps(order)))
+        wanted = token + frame(PLAN, CONTROL, marshal.dumps(order) if is_host else b"O")
+        assert wanted == _read_until(near, wanted[len(token) :])
+        if is_host:
+            assert b"O" == control.recv(100)
+        near.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
