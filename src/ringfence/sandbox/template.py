@@ -142,7 +142,7 @@ class Template:
                 raise host_steps.failed(command, result, is_shown=on_output is not None)
 
         whole: dict[str, Any] = {"network": "none", **options}
-        if not self.image and timeout_s is not None:
+        if timeout_s is not None:
             whole["timeout_s"] = timeout_s
         return self._with(_Step({"run": argv}, act, whole))
 
@@ -320,7 +320,8 @@ def _do(
 
 
 def _save_layer(step: _Step, start: Image, on_output: OnOutput | None, path: str) -> None:
-    with Sandbox.create(image=start.id, **step.options) as sandbox:
+    options = {name: value for name, value in step.options.items() if name != "timeout_s"}
+    with Sandbox.create(image=start.id, **options) as sandbox:
         step.act(sandbox, on_output)
         inner = sandbox._inner
         if not isinstance(inner, _SavesLayers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +212,25 @@ def test_copies_over_the_hosts_files_are_built_once_and_named(
     assert ("1", "2") == (more.env["A"], more.env["B"])
     assert "content" == (Path(store.root(more)) / "more").read_text()
     assert more.id == store.find(more.id).id
+
+
+def test_a_step_of_an_image_has_its_timeout_for_its_command_and_not_for_its_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server reads it from the options; `Sandbox.create` has no such one."""
+    made: list[dict[str, Any]] = []
+
+    class MadeError(Exception):
+        pass
+
+    def create(**options: Any) -> Any:
+        made.append(options)
+        raise MadeError
+
+    monkeypatch.setattr(module.Sandbox, "create", create)
+    step = Template.from_image("x").run("true", timeout_s=3.0, user="app")._plan[0]
+    assert isinstance(step, _Step)
+    assert 3.0 == step.options["timeout_s"]
+    with pytest.raises(MadeError):
+        module._save_layer(step, SimpleNamespace(id="sha256:1"), None, "layer")  # type: ignore[arg-type]
+    assert [{"image": "sha256:1", "network": "none", "user": "app"}] == made
