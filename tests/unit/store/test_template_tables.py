@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,12 @@ def test_builds_are_of_their_template_and_go_with_it(templates: TemplateRecords)
         templates.add(build)
 
     assert [same, early, late] == templates.builds("1")
-    whole = {"layers": ["snap-1", "snap-2"], "tags": ["v1"], "tries": 2, "size_bytes": 9}
+    whole: dict[str, Any] = {
+        "layers": ["snap-1", "snap-2"],
+        "tags": ["v1"],
+        "tries": 2,
+        "size_bytes": 9,
+    }
     templates.change_build("c", status=FAILED, error="why", ended_at=TIME + 2, **whole)
     changed = replace(early, status=FAILED, error="why", ended_at=TIME + 2, **whole)
     assert [same, changed, late] == templates.builds("1")
