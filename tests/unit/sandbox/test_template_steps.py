@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import Limits, Template
+from ringfence import Limits, Sandbox, Template
 from ringfence.environments.apply import COPIES
 from ringfence.errors import FileNotFound, InvalidRequest
 from ringfence.images.store import ImageStore
@@ -227,7 +227,7 @@ def test_a_step_of_an_image_has_its_timeout_for_its_command_and_not_for_its_sand
         made.append(options)
         raise MadeError
 
-    monkeypatch.setattr(module.Sandbox, "create", create)
+    monkeypatch.setattr(Sandbox, "create", create)
     step = Template.from_image("x").run("true", timeout_s=3.0, user="app")._plan[0]
     assert isinstance(step, _Step)
     assert 3.0 == step.options["timeout_s"]
