@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -11,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.errors import InvalidRequest, IoError, SnapshotCorrupt
+from ringfence.errors import InvalidRequest, IoError, SnapshotCorrupt, StateTooNew
 from ringfence.store import backup
 from ringfence.store.records import KeyRecord, SnapshotRecord
+from ringfence.store.schema import MIGRATIONS
 from ringfence.store.store import FILE, Store
 
 pytestmark = pytest.mark.anyone
+
+KEPT = ("execution.json", "audit.log", "audit.log.1", "refused.log", "refused.log.1")
 
 
 def key(number: int) -> KeyRecord:
@@ -40,11 +45,13 @@ def state(tmp_path: Path) -> Path:
     (place / "snapshots" / "snap-1" / "content.tar").write_text("content")
     (place / "snapshots" / "snap-1" / "snapshot.json").write_text('{"lower": ["snap-0"]}')
     (place / "snapshots" / "snap-1" / "unpacked").touch()
-    (place / "snapshots" / "snap-1" / "tree").mkdir()
+    for made_again in ("tree", ".tree-1", "names"):
+        (place / "snapshots" / "snap-1" / made_again).mkdir()
     (place / "snapshots" / "snap-0").mkdir()
     (place / "snapshots" / "snap-0" / "deleted.json").write_text("{}")
     (place / "snapshots" / ".partial-2").mkdir()
-    (place / "audit.log").write_text("line\n")
+    for name in KEPT:
+        (place / name).write_text(f"{name}\n")
     (place / "spool").mkdir()
     return place
 
@@ -83,7 +90,10 @@ def test_a_backup_while_somebody_writes(state: Path, tmp_path: Path) -> None:
     assert {0} == modes
     again.close()
     kept = {each.name for each in (tmp_path / "again").iterdir()}
-    assert {FILE, "lock", "audit.log", "snapshots"} == kept
+    assert {FILE, "lock", "snapshots", *KEPT} == kept
+    assert [f"{name}\n" for name in KEPT] == [
+        (tmp_path / "again" / name).read_text() for name in KEPT
+    ]
     content = tmp_path / "again" / "snapshots" / "snap-1" / "content.tar"
     assert "content" == content.read_text()
     places = tmp_path / "again" / "snapshots"
@@ -124,6 +134,29 @@ def test_a_damaged_database_is_not_saved(state: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
+def test_a_damaged_snapshot_is_saved_as_it_is(state: Path, tmp_path: Path) -> None:
+    (state / "snapshots" / "snap-1" / "snapshot.json").write_text("{")
+    form = backup.save(str(state), str(tmp_path / "saved"), "1")
+    assert ["snap-1"] == form["snapshots"]
+    assert ["snap-1"] == os.listdir(tmp_path / "saved" / "snapshots")
+
+
+def test_a_backup_of_an_earlier_version_is_brought_up_to_this_one(
+    state: Path, tmp_path: Path
+) -> None:
+    """By the restore: what refuses the file later cannot be put right any more."""
+    saved = tmp_path / "saved"
+    backup.save(str(state), str(saved), "1")
+    with sqlite3.connect(saved / FILE) as connection:
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.close()
+    form = json.loads((saved / "backup.json").read_text())
+    form["sha256"] = hashlib.sha256((saved / FILE).read_bytes()).hexdigest()
+    (saved / "backup.json").write_text(json.dumps(form))
+    with pytest.raises(StateTooNew):
+        backup.restore(str(saved), str(tmp_path / "again"))
+
+
 def test_a_damaged_database_says_what_to_do(state: Path) -> None:
     (state / FILE).write_bytes(b"x" * 8192)
     with pytest.raises(IoError) as caught:
@@ -158,6 +191,18 @@ def test_a_lost_database_is_told(state: Path, caplog: pytest.LogCaptureFixture) 
         (state / FILE).unlink()
         Store(str(state)).close()
     assert "keys, records and owners of snapshots are lost" in caplog.text
+    assert "audit.log and spool and snapshots" in caplog.text
+
+
+@pytest.mark.parametrize("trace", ["audit.log", "spool", "snapshots"])
+def test_each_trace_of_a_lost_database_is_one(
+    trace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / trace).mkdir()
+    (tmp_path / "lock").touch()
+    with caplog.at_level(logging.WARNING):
+        Store(str(tmp_path)).close()
+    assert f"has {trace} and no {FILE}" in caplog.text
 
 
 def test_a_backup_that_could_not_be_restored_is_told(

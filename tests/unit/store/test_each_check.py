@@ -337,10 +337,10 @@ def test_it_is_held_on_a_full_disk_too() -> None:
 
 
 def test_it_is_ours_in_write_ahead_mode_and_keeps_references(store: Store) -> None:
-    asked = ("application_id", "journal_mode", "foreign_keys")
+    asked = ("application_id", "journal_mode", "foreign_keys", "synchronous")
     found = [store._database.rows(f"PRAGMA {name}")[0][0] for name in asked]
 
-    assert [schema.APPLICATION_ID, "wal", 1] == found
+    assert [schema.APPLICATION_ID, "wal", 1, 1] == found
     with pytest.raises(IoError, match="FOREIGN KEY"):
         store.add_session(_session("1", "sbx-none"))
 
@@ -398,20 +398,23 @@ def test_a_block_that_cannot_begin_holds_nobody_up(store: Store) -> None:
 
 def test_threads_wait_for_a_block_to_end(store: Store) -> None:
     begun = threading.Event()
+    read: list[str | None] = []
 
     def other() -> None:
         begun.set()
+        read.append(store.setting("name"))
         store.set_setting("name", "theirs")
 
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(ZeroDivisionError), store.together():  # noqa: PT012
+            store.set_setting("name", "ours")
             written = pool.submit(other)
             assert begun.wait(PATIENCE_S)
             wait([written], 0.3)  # without the lock it is done by then, and rolled back below
-            store.set_setting("name", "ours")
             raise ZeroDivisionError
         written.result(PATIENCE_S)
     assert "theirs" == store.setting("name"), "it was rolled back with what is not its own"
+    assert [None] == read, "it has seen what never was"
 
 
 def test_a_checkpoint_leaves_nothing_open_and_closed_is_closed(store: Store, state: Path) -> None:
