@@ -93,6 +93,10 @@ class Running:
 
     def _go_on(self, run: Run) -> dict[str, Any]:
         manager = self._service.manager
+        if self.result.status == ExecutionStatus.PENDING:
+            # It has begun, and the earlier service ended before that was written down.
+            known = {"sandbox_id": run.sandbox_id, "exec_id": run.id}
+            self._step(ExecutionStatus.RUNNING, started_at=run.view().created_at, **known)
         try:
             if run.running:
                 self._sandbox = manager.sandbox(run.sandbox_id)
