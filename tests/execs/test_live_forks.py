@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.optional import ProcessTemplate, WaitingCopy
+from ringfence.contexts import frames
 from ringfence.errors import IoError, LifecycleError, Unsupported
 from ringfence.execs.evicted import EvictedExecs, come_back
 from ringfence.execs.execs import Execs
@@ -25,6 +27,7 @@ from tests.unit.sessions.whole import Whole, WholeSandbox
 pytestmark = pytest.mark.anyone
 
 CAT = ExecRequest(("cat",), stream_stdin=True)
+CONTEXT = ("sh", "-c", "exec cat", frames.MARK, "python")
 PATIENCE_S = 60.0
 
 
@@ -144,6 +147,60 @@ def test_execs_are_held_and_let_go(
     again.remember(fork)
     assert [pairs] == again.execs
     assert again.report.processes == carry.report.processes
+
+
+def test_a_copy_is_described_and_bounded_as_what_it_is_a_copy_of(
+    manager: SessionManager, execs: Execs, templates: list[Template]
+) -> None:
+    """And a context, which is told that it is a copy; what has ended before is no part of it."""
+    live, fork = new(manager), new(manager)
+    over = execs.start(live, ExecRequest(("true",)))
+    over.done.result(PATIENCE_S)
+    request = ExecRequest(
+        ("cat",), cwd="/tmp", user=str(os.geteuid()), stream_stdin=True, max_output_bytes=12_345
+    )
+    run = execs.start(live, request)
+    kernel = execs.start(live, ExecRequest(CONTEXT, stream_stdin=True))
+    carry, _going_on = carry_of(execs, live)
+    carry.stop("required", live, live.spec)
+    assert ((kernel.id,), (run.id,)) == (carry.report.contexts, carry.report.processes)
+    carry.release()
+    carry.put_into(fork)
+    carry.close()
+
+    pairs = carry.execs[0]
+    assert {run.id, kernel.id} == {*pairs}
+    was, now = run.view(), execs.find(fork.sandbox_id, pairs[run.id]).view()
+    same = ("argv", "cwd", "user", "stream_stdin", "max_output_bytes", "kept_bytes", "state")
+    assert [getattr(was, name) for name in same] == [getattr(now, name) for name in same]
+    assert (12_345, fork.sandbox_id) == (now.max_output_bytes, now.sandbox_id)
+    assert was.created_at <= now.created_at
+    copied = execs.find(fork.sandbox_id, pairs[kernel.id])
+    assert len(frames.request("copied")) == copied.view().stdin_bytes
+    assert (0, 0) == (now.stdin_bytes, kernel.view().stdin_bytes)
+
+    again, _ = carry_of(execs, live)
+    again.remember(fork)
+    assert [pairs] == again.execs, "what had ended is in no fork"
+    assert ((kernel.id,), (run.id,)) == (again.report.contexts, again.report.processes)
+
+
+def test_a_fork_that_gets_files_only_says_why_and_has_no_execs(
+    manager: SessionManager, execs: Execs, templates: list[Template]
+) -> None:
+    live = new(manager)
+    execs.start(live, CAT)
+    carry, _going_on = carry_of(execs, live)
+    carry.stop("auto", live, live.spec)
+    carry.leave_out("the kernel refused")
+    report = carry.report
+    assert ("the kernel refused", False, ()) == (
+        report.reason,
+        report.has_processes,
+        report.processes,
+    )
+    assert [{}] == carry.execs
+    carry.close()
 
 
 def test_none_of_several_copies_runs_where_one_fails(

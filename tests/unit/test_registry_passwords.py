@@ -84,3 +84,45 @@ def test_what_is_not_base64_is_no_password(monkeypatch: pytest.MonkeyPatch, tmp_
         form = {"auths": {"registry.example": {"auth": auth}}}
         (tmp_path / "config.json").write_text(json.dumps(form))
         assert wanted == configured(Reference.parse("registry.example/x")), auth
+
+
+def test_the_first_file_that_has_a_password_for_the_registry_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of the variable, Podman's, Docker's own, and of each its entry for exactly this registry."""
+
+    def write(path: Path, name: str, *keys: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entry = {"auth": base64.b64encode(f"{name}:x".encode()).decode()}
+        path.write_text(json.dumps({"auths": dict.fromkeys(keys, entry)}))
+
+    def found(image: str = "registry.example:5000/some/image") -> str | None:
+        credentials = configured(Reference.parse(image))
+        return credentials and credentials[0]
+
+    key = "registry.example:5000"
+    named, docker, home = tmp_path / "named.json", tmp_path / "docker", tmp_path / "home"
+    podman = tmp_path / "run" / "containers" / "auth.json"
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert found() is None
+    write(home / ".docker" / "config.json", "of home", f"https://{key}")
+    assert "of home" == found()
+    write(docker / "config.json", "of docker", key)
+    assert "of home" == found(), "the control: nothing names that directory"
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker))
+    assert "of docker" == found()
+    write(podman, "of podman", key)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    assert "of podman" == found()
+    write(named, "named", key)
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(named))
+    assert "named" == found()
+    for image in ("registry.example/x", "registry.example:5001/x", "x.registry.example:5000/x"):
+        assert found(image) is None
+    write(named, "another", "other.example")
+    assert "of podman" == found(), "a file without an entry is passed over"
+    for broken in ("{", "[]", '{"auths": []}', '{"auths": {"registry.example:5000": "me:x"}}'):
+        podman.write_text(broken)
+        assert "of docker" == found()
