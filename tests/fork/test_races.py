@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -274,4 +274,4 @@ def test_each_copy_says_whether_it_draws_other_random_numbers(
     assert seeded == [each.is_reseeded for each in found]
     assert {"exec-1"} == {each.exec_id for each in found}
     shown: list[tuple[int | None, str]] = [(each.pid, each.command) for each in found]
-    assert ([*processes] or [(None, "command")]) == shown
+    assert ([*processes] or [(cast(Any, None), "command")]) == shown

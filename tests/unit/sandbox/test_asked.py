@@ -50,6 +50,8 @@ class Inner(Comparable):
 class Home:
     """A backend."""
 
+    name = "one"
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
@@ -70,14 +72,15 @@ def used(sandbox: Sandbox) -> Sandbox:
 def test_a_snapshot_is_restored_by_the_backend_that_is_meant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    named, given = Home(), Home()
+    named: Any = Home()
+    given: Any = Home()
     monkeypatch.setattr(sync, "backend_of", {"snap-1": "one"}.__getitem__)
     monkeypatch.setattr(sync, "backend_named", {"one": named}.__getitem__)
     spec = SandboxSpec(labels={"job": "1"})
     for backend, home in ((None, named), ("one", named), (given, given)):
-        plain = used(Sandbox.restore("snap-1", secrets=SECRETS, backend=backend))  # type: ignore[arg-type]
+        plain = used(Sandbox.restore("snap-1", secrets=SECRETS, backend=backend))
         assert {"of": "the snapshot"} == plain.spec.labels
-        other = used(Sandbox.restore("snap-1", spec, backend=backend))  # type: ignore[arg-type]
+        other = used(Sandbox.restore("snap-1", spec, backend=backend))
         assert spec is other.spec
         assert (home, home) == (plain._home, other._home)
         assert [("snap-1", None, SECRETS), ("snap-1", spec, None)] == home.asked[-2:]
@@ -129,7 +132,7 @@ def test_changes_are_since_a_snapshot_or_its_id_or_the_beginning() -> None:
     inner = Inner(SandboxSpec())
     sandbox = Sandbox(inner, inner.spec)  # type: ignore[arg-type]
     for since in (None, "snap-1", SimpleNamespace(id="snap-2")):
-        assert "changes" == sandbox.changes(since)  # type: ignore[arg-type, comparison-overlap]
+        assert "changes" == sandbox.changes(since)  # type: ignore[arg-type]
     assert [None, "snap-1", "snap-2"] == inner.asked
     sandbox.terminate()
     other = Sandbox(SimpleNamespace(session=inner.session, files=None), inner.spec)  # type: ignore[arg-type]
