@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -157,7 +156,7 @@ def test_a_copy_is_described_and_bounded_as_what_it_is_a_copy_of(
     over = execs.start(live, ExecRequest(("true",)))
     over.done.result(PATIENCE_S)
     request = ExecRequest(
-        ("cat",), cwd="/tmp", user=str(os.geteuid()), stream_stdin=True, max_output_bytes=12_345
+        ("cat",), cwd="/tmp", user="sandbox", stream_stdin=True, max_output_bytes=12_345
     )
     run = execs.start(live, request)
     kernel = execs.start(live, ExecRequest(CONTEXT, stream_stdin=True))
