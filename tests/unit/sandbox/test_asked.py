@@ -101,9 +101,10 @@ def test_a_restore_that_contradicts_itself_asks_no_backend(
 
 
 def test_a_backend_of_the_caller_is_the_home_of_its_sandboxes() -> None:
-    home: Any = Home()
-    made = used(Sandbox.create(labels={"job": "1"}, network=["a.example"], backend=home))
-    assert made._home is home
+    home = Home()
+    chosen: Any = home
+    made = used(Sandbox.create(labels={"job": "1"}, network=["a.example"], backend=chosen))
+    assert made._home is chosen
     ((_, spec),) = home.asked
     assert ({"job": "1"}, NetworkPolicy.parse("a.example")) == (spec.labels, spec.network)
     assert made.spec is spec
@@ -135,7 +136,8 @@ def test_changes_are_since_a_snapshot_or_its_id_or_the_beginning() -> None:
         assert "changes" == sandbox.changes(since)  # type: ignore[arg-type]
     assert [None, "snap-1", "snap-2"] == inner.asked
     sandbox.terminate()
-    other = Sandbox(SimpleNamespace(session=inner.session, files=None), inner.spec)  # type: ignore[arg-type]
+    plain: Any = SimpleNamespace(session=inner.session, files=None)
+    other = Sandbox(plain, inner.spec)
     with pytest.raises(Unsupported, match="one"):
         other.changes()
 
