@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from ringfence.backends.optional import ProcessTemplate, WaitingCopy
 from ringfence.contexts import frames
 from ringfence.errors import IoError, LifecycleError, Unsupported
+from ringfence.execs import evicted
 from ringfence.execs.evicted import EvictedExecs, come_back
 from ringfence.execs.execs import Execs
 from ringfence.execs.live_forks import LiveForks
@@ -305,8 +308,17 @@ def test_an_evicted_exec_goes_on_with_its_id_and_its_offsets(
     until(lambda: 4 == run.view().stdout_bytes)
     carry = EvictedExecs(execs, live.sandbox_id, "", lambda: None)
     carry.stop("required", live, live.spec)
+    begun, awaited, wait = run.begun, list[Any](), evicted._await_output
+
+    def noted(each: Any) -> None:
+        awaited.append(each)
+        wait(each)
+
+    monkeypatch.setattr(evicted, "_await_output", noted)
     (form,) = carry.forms()
     carry.close()
+    assert [begun] == awaited, "what came before the save is in the spool"
+    form["saved_at"] = form["view"]["created_at"] + 200.0
     assert (0, run.id, 4, 4) == (
         form["number"],
         form["view"]["id"],
@@ -324,8 +336,7 @@ def test_an_evicted_exec_goes_on_with_its_id_and_its_offsets(
         original = WholeSandbox.rejoin
 
         def rejoin(self: WholeSandbox, number: int, request: ExecRequest) -> Any:
-            assert request.timeout_s is not None
-            assert 500.0 < request.timeout_s <= 600.0
+            assert pytest.approx(400.0) == request.timeout_s
             if number:
                 raise IoError("it does not go on")
             return original(self, number, request)
@@ -346,3 +357,20 @@ def test_an_evicted_exec_goes_on_with_its_id_and_its_offsets(
         assert "does not go on" in gone.problem.message
     run.kill()
     run.done.result(PATIENCE_S)
+
+
+def test_output_on_its_way_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    begun: Any = SimpleNamespace(stdout=None, stderr=reading)
+    evicted._await_output(begun)
+    os.write(writing, b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(evicted, "_DRAINED_S", 0.02)
+        with pytest.raises(IoError, match="not taken in time"):
+            evicted._await_output(begun)
+    os.read(reading, 1)
+    evicted._await_output(begun)
+    for fd in (reading, writing):
+        os.close(fd)
+    evicted._await_output(begun)
+    evicted._await_output(None)
