@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from concurrent.futures import Future
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from ringfence.backends.optional import DrivenExec
 from ringfence.execs import execs as module
 from ringfence.execs import retention as module_retention
+from ringfence.execs import told
+from ringfence.execs.counts import Counts
 from ringfence.execs.execs import Execs
 from ringfence.execs.pump import SpoolSink
 from ringfence.execs.retention import Retention
@@ -208,3 +212,77 @@ def test_so_much_is_kept_as_the_reference_says(execs: Execs) -> None:
 
     assert f"limited to {execs._retention._most_bytes >> 30} GiB" in page
     assert f"{execs._retention._most_records:,} at most" in page
+
+
+@pytest.mark.parametrize("key", ["", "key"])
+@pytest.mark.parametrize(("attend_s", "is_attended"), [(0.0, False), (60.0, True)])
+def test_what_is_attended_to_goes_on_in_no_fork(
+    execs: Execs,
+    live: Live,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    attend_s: float,
+    is_attended: bool,
+) -> None:
+    """With a key and without: nothing is between it and its streams then."""
+    started: list[str] = []
+    for name in ("start", "start_attended"):
+        plain = getattr(live.watched, name)
+
+        def noted(*args: object, name: str = name, plain: Any = plain, **options: object) -> Any:
+            started.append(name)
+            return plain(*args, **options)
+
+        monkeypatch.setattr(live.watched, name, noted)
+    request = ExecRequest(("true",))
+    if key:
+        run, is_new = execs.start_once(live, request, key, attend_s=attend_s)
+        assert is_new
+    else:
+        run = execs.start(live, request, attend_s=attend_s)
+    run.done.result(PATIENCE_S)
+    assert ("start_attended" if is_attended else "start") == started[0]
+
+
+def test_a_manager_that_ends_all_waits_for_what_is_written_of_it(
+    manager: SessionManager, execs: Execs
+) -> None:
+    assert [execs._settle] == manager.before_store_closes
+
+
+def test_what_the_backend_has_to_say_of_an_exec_is_at_the_end_of_its_errors(
+    execs: Execs, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrivenExec, "note", b"a note\n")
+    run = execs.start(live, ExecRequest(("sh", "-c", "echo out; echo err >&2")))
+    run.done.result(PATIENCE_S)
+    result = run.result()
+    assert (b"out\n", b"err\na note\n") == (result.stdout, result.stderr)
+    assert (4, 11) == (run.view().stdout_bytes, run.view().stderr_bytes)
+
+
+def test_both_streams_are_counted_and_who_killed_it_is_told(
+    execs: Execs, live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = execs.start(live, ExecRequest(("sh", "-c", "echo out; echo error >&2; exec sleep 600")))
+    until(lambda: (4, 6) == (run.view().stdout_bytes, run.view().stderr_bytes))
+    with caplog.at_level(logging.INFO, "ringfence.execs"):
+        run.kill()
+        run.done.result(PATIENCE_S)
+    view = run.view()
+    assert view.status is not None
+    assert view.status.killed_by
+    (record,) = (each for each in caplog.records if each.getMessage() == "exec ended")
+    facts = getattr(record, told.FACTS)
+    assert (view.status.killed_by, 4, 6) == (
+        facts["killed_by"],
+        facts["stdout_bytes"],
+        facts["stderr_bytes"],
+    )
+    counts = Counts()
+    counts.ended(view.altered(stdout_dropped_bytes=20, stderr_dropped_bytes=3))
+    counts.ended(view)
+    page = counts.render(0)
+    assert "ringfence_output_bytes_total 20\n" in page
+    assert "ringfence_output_dropped_bytes_total 23\n" in page
+    assert 'ringfence_execs_total{state="ended"} 2\n' in page
