@@ -166,3 +166,30 @@ async def test_a_language_needs_its_program_in_the_sandbox(
     (home / "file").touch()
     refused = await box("POST", "/contexts", {"cwd": f"{home}/file/x"})
     assert 400 == refused.status_code, refused.text
+
+
+def test_variables_of_one_cell_of_r_are_set_and_taken_back() -> None:
+    """As R reads it: a variable that was not set is NA, which is told from an empty one."""
+    before, after = interpreter._around("r", {"NEW": 'a"b\\', "OLD": "é"})
+    assert [
+        '.__e2b <- Sys.getenv(c("NEW", "OLD"), NA, names = TRUE);'
+        ' Sys.setenv(NEW = "a\\"b\\\\", OLD = "é")'
+    ] == before
+    assert [
+        "for (.k in names(.__e2b)) if (is.na(.__e2b[[.k]])) Sys.unsetenv(.k) else"
+        " do.call(Sys.setenv, as.list(.__e2b[.k])); rm(.__e2b, .k)"
+    ] == after
+
+
+def test_properties_of_one_cell_of_java_are_set_and_taken_back() -> None:
+    before, after = interpreter._around("java", {"NEW": 'a"b\\', "OLD": "é"})
+    assert [
+        "java.util.Map<String, String> __e2b = new java.util.HashMap<>();\n"
+        'for (String k : new String[] {"NEW", "OLD"}) __e2b.put(k, System.getProperty(k));\n'
+        'System.setProperty("NEW", "a\\"b\\\\");\n'
+        'System.setProperty("OLD", "\\u00e9");'
+    ] == before
+    assert [
+        "__e2b.forEach((k, v) -> { if (v == null) System.clearProperty(k);"
+        " else System.setProperty(k, v); });"
+    ] == after
