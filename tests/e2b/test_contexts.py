@@ -169,11 +169,11 @@ async def test_a_language_needs_its_program_in_the_sandbox(
 
 
 def test_variables_of_one_cell_of_r_are_set_and_taken_back() -> None:
-    """As R reads it: a variable that was not set is NA, which is told from an empty one."""
-    before, after = interpreter._around("r", {"NEW": 'a"b\\', "OLD": "é"})
+    """A variable that was not set is NA, and a name without backticks may not begin with `_`."""
+    before, after = interpreter._around("r", {"NEW": 'a"b\\', "_OLD": "é"})
     assert [
-        '.__e2b <- Sys.getenv(c("NEW", "OLD"), NA, names = TRUE);'
-        ' Sys.setenv(NEW = "a\\"b\\\\", OLD = "é")'
+        '.__e2b <- Sys.getenv(c("NEW", "_OLD"), NA, names = TRUE);'
+        ' Sys.setenv(`NEW` = "a\\"b\\\\", `_OLD` = "é")'
     ] == before
     assert [
         "for (.k in names(.__e2b)) if (is.na(.__e2b[[.k]])) Sys.unsetenv(.k) else"

@@ -223,7 +223,7 @@ def _around(language: str, env: dict[str, Any]) -> tuple[list[str], list[str]]:
         quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in pairs.items()}
         before = (
             f".__e2b <- Sys.getenv(c({', '.join(map(json.dumps, pairs))}), NA, names = TRUE);"
-            f" Sys.setenv({', '.join(f'{key} = {value}' for key, value in quoted.items())})"
+            f" Sys.setenv({', '.join(f'`{key}` = {value}' for key, value in quoted.items())})"
         )
         after = (
             "for (.k in names(.__e2b)) if (is.na(.__e2b[[.k]])) Sys.unsetenv(.k) else"
