@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from ringfence.e2b.notes import Notes
 from ringfence.execs.run import Run
 from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.live import Live
+from ringfence.spool.order import OUT
 from tests.e2b.here import Here
 
 pytestmark = pytest.mark.anyone
@@ -168,28 +170,77 @@ async def test_a_language_needs_its_program_in_the_sandbox(
     assert 400 == refused.status_code, refused.text
 
 
+class SentError(Exception):
+    """The cell itself was sent to a kernel."""
+
+
+class Kernel:
+    """A kernel whose cells are noted, and never run."""
+
+    def __init__(self, language: str) -> None:
+        self.argv, self.asked = argv_of(language), [{"do": ""}]
+        self.spool = SimpleNamespace(tracks={OUT: SimpleNamespace(total=0)})
+
+    def view(self) -> Any:
+        return self
+
+    async def send(self, _run: Any, line: bytes) -> None:
+        self.asked.append(json.loads(line))
+        if self.asked[-1]["do"] == "run":
+            raise SentError
+
+
+@pytest.mark.parametrize(
+    ("language", "kernel", "code", "types"),
+    [
+        ("TypeScript", "node", "  1", "typescript"), ("ts", "node", "  1", "typescript"),
+        ("tslab", "node", "  1", "typescript"), ("JS", "node", "  1", True), ("py", "python", "1", None),
+        ("bash", "bash", "  1", None),
+    ],
+)  # fmt: skip
+async def test_a_cell_is_of_typescript_where_it_is_named_so(
+    monkeypatch: pytest.MonkeyPatch, language: str, kernel: str, code: str, types: Any
+) -> None:
+    found = Kernel(kernel)
+
+    async def default(_call: Any, wanted: str) -> Kernel:
+        assert kernel == wanted
+        return found
+
+    async def form() -> dict[str, Any]:
+        return {"code": "  1", "language": language, "env_vars": {"A": "1"}}
+
+    monkeypatch.setattr(interpreter, "_default", default)
+    call: Any = SimpleNamespace(form=form, service=SimpleNamespace(sending=found))
+    with pytest.raises(SentError):
+        await interpreter.execute(call)
+    assert ["", "hide", "run"] == [each["do"] for each in found.asked]
+    cell: dict[str, Any] = found.asked[-1]
+    assert (code, types, False) == (cell["code"], cell.get("types"), cell["input"])
+
+
 def test_variables_of_one_cell_of_r_are_set_and_taken_back() -> None:
     """A variable that was not set is NA, and a name without backticks may not begin with `_`."""
-    before, after = interpreter._around("r", {"NEW": 'a"b\\', "_OLD": "é"})
-    assert [
+    (before,), (after,) = interpreter._around("r", {"NEW": 'a"b\\', "_OLD": "é"})
+    assert (
         '.__e2b <- Sys.getenv(c("NEW", "_OLD"), NA, names = TRUE);'
         ' Sys.setenv(`NEW` = "a\\"b\\\\", `_OLD` = "é")'
-    ] == before
-    assert [
+    ) == before
+    assert (
         "for (.k in names(.__e2b)) if (is.na(.__e2b[[.k]])) Sys.unsetenv(.k) else"
         " do.call(Sys.setenv, as.list(.__e2b[.k])); rm(.__e2b, .k)"
-    ] == after
+    ) == after
 
 
 def test_properties_of_one_cell_of_java_are_set_and_taken_back() -> None:
-    before, after = interpreter._around("java", {"NEW": 'a"b\\', "OLD": "é"})
-    assert [
+    (before,), (after,) = interpreter._around("java", {"NEW": 'a"b\\', "OLD": "é"})
+    assert (
         "java.util.Map<String, String> __e2b = new java.util.HashMap<>();\n"
         'for (String k : new String[] {"NEW", "OLD"}) __e2b.put(k, System.getProperty(k));\n'
         'System.setProperty("NEW", "a\\"b\\\\");\n'
         'System.setProperty("OLD", "\\u00e9");'
-    ] == before
-    assert [
+    ) == before
+    assert (
         "__e2b.forEach((k, v) -> { if (v == null) System.clearProperty(k);"
         " else System.setProperty(k, v); });"
-    ] == after
+    ) == after
