@@ -203,7 +203,7 @@ class _Passing(Passing[Front]):
                 if self._method == "POST" and (begun := _STARTS.match(path)):
                     inbound.body = await read_whole(inbound.receive)
                     await self._check_base(begun[1], _text(inbound.body, "fromTemplate"), caller)
-                await behind.by_template(name, inbound)
+                await behind.by_template(name, inbound, is_deletion=is_deletion)
 
     async def _check_base(self, template_id: str, base: str, caller: Caller) -> None:
         """Refuse a build over a template that another node alone has: its id names the node already.

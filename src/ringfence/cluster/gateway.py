@@ -129,10 +129,10 @@ class Behind:
         self.nodes.check_lost(any_id, bound, caller.sees)
         return self.nodes.any()  # which says that there is none
 
-    async def by_template(self, name: str, inbound: Inbound) -> None:
-        """Pass a request on to the node that has a template; a deletion, to every node that has it."""
+    async def by_template(self, name: str, inbound: Inbound, *, is_deletion: bool) -> None:
+        """Pass a request on to the node that has a template; a deletion of it, to every node that has it."""
         caller = inbound.caller
-        if inbound.scope["method"] == "DELETE":
+        if is_deletion:
             for node in (await self.templates.having(name, caller))[1:]:
                 target = f"/v1/templates/{quote(name, safe='')}".encode()
                 with contextlib.suppress(NotFound):
@@ -195,7 +195,8 @@ class Gateway:
         elif found.path == _RESUME:
             await self._behind.resume(_part_in(scope, _IDS), inbound)
         elif found.path.startswith(f"{_TEMPLATES}/"):
-            await self._behind.by_template(_part_in(scope, ("template",)), inbound)
+            name, is_deletion = _part_in(scope, ("template",)), method == "DELETE"
+            await self._behind.by_template(name, inbound, is_deletion=is_deletion)
         elif found.path.startswith((_TEMPLATES, _UPLOADS)):
             home, client = self._behind.templates.home, inbound.caller.client
             await self._behind.pass_on(lambda: home(client), inbound)

@@ -490,6 +490,17 @@ class TestTemplates:
             await entry.call("DELETE", "/templates/web")
             assert (2, 2) == (len(entry.asked(A, "DELETE")), len(entry.asked(B, "DELETE")))
 
+    async def test_a_tag_that_is_removed_takes_no_template_or_snapshot_along(
+        self, tmp_path: Path
+    ) -> None:
+        answers = {A: having(A, ("saved",)), B: having(B, ("saved",))}
+        async with entry_of(tmp_path, **answers) as entry:
+            for name in ("web:v1", "saved:v1"):
+                await entry.call("DELETE", "/templates/tags", {"name": name, "tags": ["v1"]})
+            asked = [*entry.asked(A, "DELETE"), *entry.asked(B, "DELETE")]
+            assert ["DELETE /templates/tags"] * 2 == asked
+            assert not [each for each in (*entry.asked(A), *entry.asked(B)) if "snapshots" in each]
+
     async def test_a_build_over_one_that_another_node_alone_has_is_refused(
         self, tmp_path: Path
     ) -> None:
