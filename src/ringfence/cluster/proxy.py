@@ -128,8 +128,7 @@ class Proxy:
             for task in (feeding, relaying):
                 if not task.done():
                     task.cancel()
-            if not answer.is_over:
-                answer.abort()
+            answer.abort()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await asyncio.gather(feeding, relaying)
 
@@ -153,6 +152,7 @@ class Proxy:
         target = target_of(scope)
         answer = await self.pool.open(address, method.encode(), target, headers, body)
         if body is None:
+            answer.is_sent = False
             answer.connection.hold_open()
         return answer
 
@@ -236,6 +236,7 @@ async def _feed(answer: Answer, inbound: Inbound) -> None:
             is_open = False
             if chunked:
                 await connection.send(b"0\r\n\r\n")
+            answer.is_sent = True
             connection.sent()
 
 

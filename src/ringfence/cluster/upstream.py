@@ -137,6 +137,7 @@ class Answer:
         status: Once the head is there.
         headers: As they were sent.
         is_over: The whole body is there.
+        is_sent: The whole body of the request was sent.
         is_aborted: It was given up here; the node is not at fault.
     """
 
@@ -144,6 +145,7 @@ class Answer:
         self.connection, self.is_reused = connection, is_reused
         self.status, self.headers = 0, Headers()
         self.is_over = self.is_aborted = False
+        self.is_sent = True
         self._is_head = method == b"HEAD"
         self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: deque[bytes] = deque()
@@ -197,9 +199,10 @@ class Answer:
         return found
 
     def abort(self) -> None:
-        """Stop listening: the node notices that nobody waits any more."""
+        """Stop listening: the node notices that nobody waits any more, or sends the rest of a body."""
         if not self.is_over:
             self.is_aborted = True
+        if not (self.is_over and self.is_sent):  # else it serves others now
             self.connection.transport.abort()
 
     # -- called by the connection ---------------------------------------------------------------

@@ -519,6 +519,21 @@ class TestTemplates:
                 assert is_refused == (400 == status), form
                 assert before + (not is_refused) == len(entry.asked(at, "POST"))
 
+    async def test_a_base_that_is_configured_is_on_each_node_whatever_templates_there_are(
+        self, tmp_path: Path
+    ) -> None:
+        def named_own(asked: Asked) -> Reply:
+            form = {"id": id_at(A, "tpl"), "name": "own", "build_id": "", "tags": {}}
+            whole = {**form, "owner": "ann", "is_ready": True, "updated_at": 1}
+            is_look = asked.target == "/v1/templates/own"
+            return (200, {}, {"items": [whole]}) if is_look else (202, {}, {})
+
+        async with entry_of(tmp_path, **{A: named_own, B: having()}) as entry:
+            path = f"/v2/templates/{id_at(B, 'tpl')}/builds/b"
+            assert A == await entry.behind.templates.source("own", Caller("ann", USER))
+            assert 201 == (await entry.call("POST", path, {"fromTemplate": "own:v1"}))[0]
+            assert [f"POST {path}"] == entry.asked(B, "POST")
+
     async def test_a_signed_upload_needs_no_key_and_others_do(self, tmp_path: Path) -> None:
         async with entry_of(tmp_path, **{A: having(), B: having(B)}) as entry:
             path = f"/templates/{id_at(B, 'tpl')}/files/{'0' * 64}?signature=x"

@@ -229,6 +229,32 @@ async def test_what_is_wrong_with_a_body_is_told_and_the_node_gets_no_more(tmp_p
         await asyncio.wait_for(has_left.wait(), PATIENCE_S)
 
 
+async def test_a_connection_is_kept_for_others_only_once_the_whole_body_was_sent(
+    tmp_path: Path,
+) -> None:
+    """A node that refuses an upload at once reads the next request as the rest of it."""
+    connections: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(connections)
+        connections.append(b"")
+        while more := await reader.read(1 << 16):
+            connections[number] += more
+            if b"\r\n\r\n" in more:
+                writer.write(b"HTTP/1.1 413 No\r\ncontent-length: 2\r\n\r\nno")
+
+    async with listening(tmp_path, serve) as (address, proxy):
+        client = Client(piece(b"half", more=True))
+        await pass_on(proxy, address, client.inbound("PUT", (b"content-length", b"100")))
+        for _ in range(2):
+            client = Client()
+            await pass_on(proxy, address, client.inbound("GET"))
+            assert (413, b"no") == (client.sent[0]["status"], client.content())
+        upload, others = connections
+        assert (1, 0) == (upload.count(b"PUT "), upload.count(b"GET "))
+        assert 2 == others.count(b"GET "), "without a body it is kept"
+
+
 class TestSockets:
     @asynccontextmanager
     async def node(
@@ -320,6 +346,17 @@ class TestSockets:
                 assert expected == client.sent[-1]["code"]
         with pytest.raises(ServerUnreachable):
             await self.through(proxy, address, self.inbound(Client()))
+
+    async def test_a_close_without_a_code_is_an_ordinary_one(self, tmp_path: Path) -> None:
+        async def serve(channel: ServerConnection) -> None:
+            channel.protocol.send_close()
+            channel.transport.writelines(channel.protocol.data_to_send())
+            await channel.wait_closed()
+
+        async with self.node(tmp_path, serve) as (address, proxy):
+            client = Client()
+            await self.through(proxy, address, self.inbound(client))
+            assert ("websocket.close", 1000, "") == tuple(client.sent[-1].values())
 
     async def test_a_refusal_of_the_node_is_the_clients(self, tmp_path: Path) -> None:
         def refuse(channel: ServerConnection, _request: Any) -> Any:
