@@ -93,8 +93,9 @@ async def test_a_context_keeps_its_id_and_directory_and_ends_when_it_is_removed(
     made = await box.create(cwd=f"{home}/new/one", language="python")
     assert ("python", f"{home}/new/one") == (made["language"], made["cwd"])
     show = "import os; print(os.getcwd(), os.environ['E2B_TEMPLATE_ID'], globals().get('x'))"
+    displays = "import sys; print(type(sys.meta_path[0]).__name__)"
     (first,) = box.running
-    await box.execute("x = 1", context_id=made["id"])
+    assert "_Finder\n" == await box.said(f"x = 1; {displays}", context_id=made["id"])
     assert f"{home}/new/one mine 1\n" == await box.said(show, context_id=made["id"])
 
     path = f"/contexts/{made['id']}"
@@ -113,6 +114,10 @@ async def test_the_default_context_is_made_once_and_listed_as_it_is(box: Box, ho
     assert ["python-default"] == await box.listed(), "there is no node in this sandbox"
     (form,) = (await box("GET", "/contexts")).json()
     assert str(home) == form["cwd"]
+    for name in ("ruby-default", "bash-default"):
+        assert 404 == (await box("POST", f"/contexts/{name}/restart")).status_code
+    assert form == (await box("POST", f"/contexts/{form['id']}/restart")).json()
+    assert 204 == (await box("DELETE", f"/contexts/{form['id']}")).status_code
     home.rmdir()  # as in a sandbox that another API has made
     said = await asyncio.gather(*(box.said(f"print({each})") for each in range(3)))
     assert ["0\n", "1\n", "2\n"] == said

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ringfence import SandboxSpec
+from ringfence import Limits, NetworkPolicy, SandboxSpec
+from ringfence.api.access.caller import ADMIN, Caller
+from ringfence.api.access.ceilings import Ceilings
+from ringfence.api.access.permissions import Permissions
+from ringfence.api.service import Settings
 from ringfence.e2b import template_steps, templates
 from ringfence.e2b.call import ApiError
-from ringfence.e2b.template_steps import split_name
+from ringfence.e2b.settings import E2BSettings
+from ringfence.e2b.template_steps import StepError, split_name
+from ringfence.errors import Forbidden, ImageNotFound
+from ringfence.images.store import ImageStore
+from ringfence.model import Mount
+from tests.e2b.here import Here
 
 pytestmark = pytest.mark.anyone
 
@@ -166,3 +180,132 @@ def test_entries_of_a_log_are_told_from_one_on_so_many_at_once(tmp_path: Any) ->
     ]
     log.write_text("".join(json.dumps(each) + "\n" for each in odd))
     assert ["info", "info", "error"] == [each["level"] for each in templates._entries(str(log), 0)]
+
+
+INTERNET = NetworkPolicy.parse("public")
+OWN = SandboxSpec(env={"A": "own", "USER": "alice"}, workdir="/srv", ttl_s=60.0)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """A server with templates of its own, which has one image."""
+
+    def find(_store: Any, reference: str) -> None:
+        if reference != "there:1":
+            raise ImageNotFound(f"no {reference}")
+
+    monkeypatch.setattr(ImageStore, "find", find)
+    most = Permissions(most=Ceilings(Limits(pids=50), ttl_s=5000.0))
+    named = {"own": OWN, "img:v1": OWN, "plain": SandboxSpec()}
+    with ExitStack() as stack:
+        e2b = E2BSettings(templates=named, internet=INTERNET)
+        yield Here(stack, settings=Settings(permissions=most), e2b=e2b)
+
+
+def test_a_build_begins_with_what_its_image_or_template_stands_for(here: Here) -> None:
+    call, host = here.call(None), here.e2b.spec_of("base")
+    assert host is not None
+
+    def base(image: str = "", **form: Any) -> SandboxSpec:
+        return template_steps._base(call, {"fromImage": image, **form})
+
+    for image in ("", "e2bdev/base", "docker.io/e2bdev/base:latest", "e2bdev/code-interpreter"):
+        assert host == base(image), image
+    assert here.e2b.spec_of("own") == base("no", fromTemplate="own:v2"), "a template comes first"
+    for image in ("own", "docker.io/library/own", "img:v1"):
+        found = base(image)
+        assert "/srv" == found.workdir
+        assert {**host.env, "A": "own", "USER": "alice"} == found.env, "its own variables win"
+    assert "/home/user" == base("plain").workdir
+    found = base("there:1")
+    assert ("there:1", "/home/user") == (found.image, found.workdir)
+    assert ["/home/user"] == [each.target for each in found.mounts]
+    login = {"HOME": "/home/user", "USER": "user", "LOGNAME": "user"}
+    assert login == found.env, "the PATH is the image's own"
+    for image in ("own:v1", "img", "img:v2", "there:2"):
+        with pytest.raises(ApiError, match="is not on this server") as refused:
+            base(image)
+        assert 400 == refused.value.status
+    assert 404 == status_of(lambda: base(fromTemplate="none"))
+    with pytest.raises(ApiError, match="NAME:PASSWORD there:1"):
+        base("there:1", fromImageRegistry={"type": "registry"})
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "is_hosts"),
+    [
+        ("python", "", True), ("python", "latest", True), ("python", "{major}", True),
+        ("python", "{major}.{minor}", True), ("python", "{major}.{minor}-slim", True),
+        ("python", "2", False), ("python", "{major}.{minor}.1", False), ("node", "", True),
+        ("node", "lts-slim", True), ("node", "1", False), ("debian", "", False), ("debian", "latest", False),
+    ],
+)  # fmt: skip
+def test_an_official_image_is_the_hosts_own_program_of_that_version(
+    monkeypatch: pytest.MonkeyPatch, name: str, tag: str, is_hosts: bool
+) -> None:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    monkeypatch.setattr(os.path, "realpath", lambda _: f"/usr/bin/python{version}")
+    found: list[str | None] = ["/usr/bin/node", None]
+    monkeypatch.setattr(shutil, "which", lambda _: found[0])
+    major, _, minor = version.partition(".")
+    tag = tag.format(major=major, minor=minor)
+    assert is_hosts == template_steps._is_hosts(name, tag)
+    found.reverse()
+    assert (is_hosts and name != "node") == template_steps._is_hosts(name, tag)
+
+
+def request(here: Here, form: dict[str, Any], limits: Limits, **caller: Any) -> Any:
+    call = here.call(None, Caller("ann", **caller))
+    template: Any = SimpleNamespace(name="app", owner="ann")
+    return template_steps.request_of(call, form, template, limits)
+
+
+def test_a_build_is_what_was_asked_for_with_the_servers_network(here: Here) -> None:
+    steps = [
+        {"type": "RUN", "args": ["x"], "force": True},
+        {"type": "ENV", "args": ["A", "1"]},
+    ]
+    form = {"steps": steps, "fromTemplate": "own", "startCmd": "s", "readyCmd": "r"}
+    found = request(here, form, Limits(cpus=2, memory_bytes=1 << 26))
+    assert ("app", "s", "r", False, False) == (
+        found.name, found.start, found.ready, found.fresh, found.keep_env
+    )  # fmt: skip
+    assert [True, False] == [each.fresh for each in found.steps]
+    assert [("bash", "-c", "x"), ()] == [each.run for each in found.steps]
+    base = found.base
+    assert (INTERNET, None, None, "/srv") == (base.network, base.ttl_s, base.id, base.workdir)
+    assert (2, 1 << 26, 50) == (base.limits.cpus, base.limits.memory_bytes, base.limits.pids)
+    assert isinstance(base.mounts[0], Mount)
+    again = request(here, {"steps": steps, "force": True}, Limits())
+    assert (True, [True, False]) == (again.fresh, [each.fresh for each in again.steps])
+
+
+def test_a_build_asks_for_no_more_than_its_client_gets(here: Here) -> None:
+    with pytest.raises(Forbidden) as refused:
+        request(here, {}, Limits(pids=51))
+    assert "limits.pids" == refused.value.field
+    assert 51 == request(here, {}, Limits(pids=51), scope=ADMIN).base.limits.pids
+
+
+def test_the_step_that_is_to_blame_is_told_by_its_number(here: Here) -> None:
+    good, bad = {"type": "RUN", "args": ["x"]}, {"type": "RUN", "args": []}
+    for form, number, status in (
+        ({"steps": [good, bad, bad]}, 2, 400),
+        ({"steps": [bad]}, 1, 400),
+        ({"steps": [good], "fromTemplate": "none"}, 0, 404),
+        ({"steps": [good, {"type": "FROM", "args": ["x"]}]}, 2, 501),
+    ):
+        with pytest.raises(StepError) as refused:
+            request(here, form, Limits())
+        assert (number, status) == (refused.value.step, refused.value.status)
+    assert 400 == status_of(request, here, {"steps": [good, "x"]}, Limits())
+
+
+def test_processors_are_bounded_where_a_backend_can_do_that() -> None:
+    for able in (["b"], []):
+        report = lambda name, able=able: SimpleNamespace(can=lambda _what: name in able)  # noqa: E731
+        maker = SimpleNamespace(backends={"a": 1, "b": 2}, report=report)
+        manager = SimpleNamespace(maker=maker)
+        call: Any = SimpleNamespace(service=SimpleNamespace(manager=manager))
+        limits = template_steps._bounded(call, Limits(cpus=2, pids=7))
+        assert (2 if able else None, 7) == (limits.cpus, limits.pids)

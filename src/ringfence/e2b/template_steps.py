@@ -96,12 +96,14 @@ def request_of(
             steps.append(replace(step, fresh=field(each, "force", bool, False)))
         except ApiError as exc:
             raise StepError(number, exc) from exc
-    wanted = replace(base, network=settings.internet, limits=_bounded(call, limits), id=None)
+    bounded = _bounded(call, limits)
+    wanted = replace(base, network=settings.internet, limits=bounded, id=None, ttl_s=None)
+    judged = lives.tiered(call.service, lives.judged(call.service, call.caller, wanted))
     try:
-        request = TemplateRequest(
+        return TemplateRequest(
             name=template.name,
             steps=tuple(steps),
-            base=lives.tiered(call.service, lives.judged(call.service, call.caller, wanted)),
+            base=judged.altered(ttl_s=None),  # the server's bound is for sandboxes
             start=field(form, "startCmd", str, ""),
             ready=field(form, "readyCmd", str, ""),
             keep_env=False,
@@ -109,7 +111,6 @@ def request_of(
         )
     except InvalidRequest as exc:
         raise ApiError(400, f"{exc.field}: {exc.message}" if exc.field else exc.message) from exc
-    return request.altered(base=request.base.altered(ttl_s=None))
 
 
 def _bounded(call: Call, limits: Limits) -> Limits:
