@@ -22,6 +22,7 @@ from ..errors import InvalidRequest, RingfenceError, ServerUnreachable, error_fr
 from ..model.base.ids import node_of
 from ..model.base.jsonform import json_object, loads
 from ..model.event import CONFIG
+from .placing import read_whole
 from .proxy import target_of
 
 TYPE_CHECKING = False
@@ -101,10 +102,12 @@ class Scatter:
                 raise error_from_json(json.loads(await content.whole()))
             chunked = headers("PUT", (b"transfer-encoding", b"chunked"))
             answer = await pool.open(sink.address, b"PUT", target, chunked, None)
+            answer.is_sent = False
             answer.connection.hold_open()
             async for piece in content.pieces():
                 await answer.connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
             await answer.connection.send(b"0\r\n\r\n")
+            answer.is_sent = True
             answer.connection.sent()
             await answer.head()
             said = await answer.whole()
@@ -264,7 +267,7 @@ class Scatter:
 
     async def _change(self, scope: Scope, receive: Receive, method: str) -> list[Form]:
         """Change every node; nodes that come later take it from the store."""
-        body, target = await _body(receive), target_of(scope)
+        body, target = await read_whole(receive), target_of(scope)
         forms = await self.ask_all(scope, method, target, body)
         path = scope["state"]["found"].path
 
@@ -307,7 +310,7 @@ class Scatter:
 
     async def set_default(self, scope: Scope, receive: Receive) -> Response:
         """Choose it on its node, and none on the others."""
-        body = await _body(receive)
+        body = await read_whole(receive)
         try:
             chosen = json_object(loads(body), "body").get("sandbox_id")
             tag = node_of(chosen) if isinstance(chosen, str) else ""
@@ -496,15 +499,6 @@ def _micro(event: Form) -> int:
 
 def _stamped(event: Form) -> Form:
     return {**event, "seq": _micro(event)}
-
-
-async def _body(receive: Receive) -> bytes:
-    pieces = []
-    while True:
-        message = await receive()
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
 
 
 def total(forms: Sequence[Form]) -> Form:

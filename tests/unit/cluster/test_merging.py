@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 from tests.unit.cluster.nodes_there import SECRET, Asked, Reply, Scene, scene_of
 
 from ringfence.api.access import gateways
@@ -224,6 +225,35 @@ async def test_a_change_reaches_every_node_and_those_that_come_later(tmp_path: P
         patch = scene.store.values["changed/PATCH /api/v1/sandbox/config"]
         assert {"other": 2} == json.loads(put)
         assert {"size": 1, "other": 2} == json.loads(patch)
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/v1/pools", "PUT"),
+        ("/api/v1/sandbox/config", "PATCH"),
+        ("/v1/sessions/default", "PUT"),
+    ],
+)
+async def test_a_client_that_leaves_within_a_change_has_changed_nothing(
+    path: str, method: str, tmp_path: Path
+) -> None:
+    messages = [
+        {"type": "http.request", "body": b"{}", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async with scene_of(tmp_path, **{A: saying({}), B: saying({})}) as scene:
+        scope = scene.scope(path)
+        scope["state"]["found"] = SimpleNamespace(path=path)
+        scope["method"] = method
+        with pytest.raises(ClientDisconnect):
+            await MERGED[method, path](scene.scatter, scope, receive)
+        assert [] == [*scene.there[A].asked, *scene.there[B].asked]
+        assert [] == scene.store.list("changed/")
 
 
 async def test_the_default_sandbox_is_on_its_node_alone(tmp_path: Path) -> None:
