@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -165,6 +166,11 @@ class RootsFiles(RootedFiles):
             raise PermissionDenied(f"{path}: permission denied", path=path)
         return super().open_write(path, **more)
 
+    def open_read(self, path: str, **more: Any) -> BinaryIO:
+        if path.endswith("of-root"):
+            raise PermissionDenied(f"{path}: permission denied", path=path)
+        return super().open_read(path, **more)
+
 
 class WithRoot(Backend):
     """Sandboxes that have a root of their own."""
@@ -209,6 +215,50 @@ async def test_what_is_written_aside_for_another_user_goes_and_the_target_stays(
     query = f"path={target}&username=root"
     assert 400 == await upload(rooted, live, [bytes(size)], query=query)
     assert ([], b"before") == (os.listdir(root / "tmp"), target.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("user", "exits", "status", "users"),
+    [
+        ("root", [0], 200, ["root"]),
+        ("alice", [0, 0], 200, ["alice", "root"]),
+        ("alice", [1], 400, ["alice"]),
+        ("alice", [44], 404, ["alice"]),
+        ("alice", [0, 1], 400, ["alice", "root"]),
+        ("user", [], 403, []),
+    ],
+)
+async def test_what_another_user_may_read_is_read_from_a_copy_that_goes_at_once(
+    rooted: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    exits: list[int],
+    status: int,
+    users: list[str],
+) -> None:
+    """Who may not read it is refused before root copies anything."""
+    live = rooted.live(notes=Notes(), spec=SandboxSpec(profile=OWN_ROOT))
+    root, asked = Path(rooted.root(live)), []
+    (root / "of-root").write_bytes(b"secret")
+    (root / "etc").mkdir()
+    (root / "etc/passwd").write_text("alice:x:1000:1000::/home/alice:/bin/sh\n")
+
+    def run(command: list[str], *, user: str) -> Any:
+        script, path, aside = command[2], command[4], command[5]
+        asked.append(user)
+        code = exits[len(asked) - 1]
+        if not code and "cat" in script:
+            assert "root" == user
+            (root / aside[1:]).write_bytes((root / path[1:]).read_bytes())
+        return SimpleNamespace(exit_code=code, ok=not code, stderr_text="may not")
+
+    monkeypatch.setattr(live.sandbox, "exec", run)
+    query = {"path": "/of-root", "username": user}
+    answer = await rooted.ask("GET", "/files", headers=token(rooted, live), params=query)
+    assert (status, users) == (answer.status_code, asked), answer.text
+    assert (b"secret" == answer.content) == (status == 200)
+    assert [] == os.listdir(root / "tmp")
+    assert [] == open_files(root / "home/user")
 
 
 async def test_a_full_disk_is_told_and_nothing_stays_open(
