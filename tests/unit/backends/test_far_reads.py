@@ -293,7 +293,10 @@ class TestPlaces:
         def fail(*_given: Any) -> Any:
             raise OSError(28, "no room")
 
-        monkeypatch.setattr(*((fcntl, "flock") if step == "lock" else (place.Place, "_make")), fail)
+        if step == "lock":
+            monkeypatch.setattr(fcntl, "flock", fail)
+        else:
+            monkeypatch.setattr(place.Place, "_make", fail)
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="no room"):
             place.Place(1000, host().uid, ())

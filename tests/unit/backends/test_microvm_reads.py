@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from ringfence.backends.local.answers import Refused
+from ringfence.backends.local.host.facts import host
+from ringfence.backends.local.mounts import template
 from ringfence.backends.local.network import SandboxNetwork
 from ringfence.backends.microvm import backend as module
 from ringfence.backends.microvm import initramfs, network, qemu, report
@@ -200,9 +202,7 @@ class TestPlans:
     def test_an_environment_and_an_authority_are_shown(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            planning.template, "python_environment", lambda: [("/usr/lib", "/their", 1)]
-        )
+        monkeypatch.setattr(template, "python_environment", lambda: [("/usr/lib", "/their", 1)])
         draft = planning.Draft(SPEC.altered(python_env=True), "m", 0)
         [bind] = [step for step in draft.guest if step[:2] == ("bind", "/their")]
         assert "/usr/lib" == draft.shown[bind[2]]["source"]
@@ -212,7 +212,7 @@ class TestPlans:
         draft.close()
 
     def test_memory_that_is_not_asked_for_is_not_all_of_the_hosts(self) -> None:
-        here: Any = planning.host()
+        here: Any = host()
         usual = planning.sizes_of(SPEC, here)
         assert usual.memory_bytes <= planning.DEFAULT_MEMORY
         asked = planning.sizes_of(SPEC.altered(limits=Limits(disk_bytes=1 << 22, inodes=300)), here)
@@ -588,7 +588,8 @@ class TestBackend:
 class TestInitialFiles:
     def entries(self, content: bytes) -> dict[str, tuple[int, bytes]]:
         """Of an archive in cpio's newc form: mode and data by name."""
-        found, at = {}, 0
+        found: dict[str, tuple[int, bytes]] = {}
+        at = 0
         while True:
             fields = [int(content[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
             size, names = fields[6], fields[11]
