@@ -28,6 +28,7 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
     branches = await held.sandbox.fork(len(commands))
     outputs = [""] * len(commands)
     winners: list[int] = []
+    failures: list[Exception] = []
 
     async def attempt(index: int, branch: AsyncSandbox) -> None:
         argv = outcome.shell_argv(commands[index])
@@ -46,11 +47,13 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
             held.processes = await _going_on(held)
             branches.append(old)
     except* RingfenceError as errors:
-        raise errors.exceptions[0] from None
+        failures += errors.exceptions  # raised here, Python 3.11.3 and older would wrap it
     finally:
         with anyio.CancelScope(shield=True):
             for branch in branches:
                 await branch.terminate()
+    if failures:
+        raise failures[0]
     return RaceAnswer(sandbox=held.name, winner=winners[0] if winners else None, outputs=outputs)
 
 
