@@ -139,7 +139,7 @@ class TestMounts:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = MachineMounts(SPEC, 0)
-        inner = [("deny", "/usr/bin/env", False), ("deny", "/opt", True), ("deny", "/x", True)]
+        inner = [("deny", "/usr/bin/env", False), ("deny", "/opt", True), ("deny", "/usr2/x", True)]
         monkeypatch.setattr(made, "deny_of_host", lambda: inner)
         before = list(made.after)
         shown = [("/usr", 3), ("/opt/in", 4), ("/optional", 5), ("/", 0)]
@@ -147,7 +147,7 @@ class TestMounts:
         assert [
             ("hide", f"{SHARE}/3/bin/env", False), ("hide", f"{SHARE}/0/usr/bin/env", False),
             ("hide", f"{SHARE}/4", False), ("hide", f"{SHARE}/0/opt", False),
-            ("hide", f"{SHARE}/0/x", False),
+            ("hide", f"{SHARE}/0/usr2/x", False),
         ] == made.after[len(before) :]  # fmt: skip
         made.close()
 
