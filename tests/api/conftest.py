@@ -152,7 +152,7 @@ def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaem
 
 @pytest.fixture(scope="session")
 def common_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One for all modules of a directory that neither configure nor end theirs: a start is 1.4 s of a processor."""
+    """One for all modules of a directory that neither configure nor end theirs: starts are slow."""
     started = start(tmp_path_factory.mktemp("d"))
     yield started
     started.end()
