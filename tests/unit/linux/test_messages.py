@@ -92,7 +92,7 @@ def test_an_attempt_tells_an_errno_alone() -> None:
 
 def test_limits_of_a_process_are_both_set_and_every_signal_is_blocked() -> None:
     def done() -> list[object]:
-        libc.prlimit64(0, 7, 20, 30)  # RLIMIT_NOFILE
+        libc.prlimit64(0, 7, 500, 600)  # RLIMIT_NOFILE
         libc.block_every_signal()
         with open("/proc/self/limits", encoding="ascii") as file:
             limits = next(line for line in file if line.startswith("Max open files"))
@@ -101,4 +101,4 @@ def test_limits_of_a_process_are_both_set_and_every_signal_is_blocked() -> None:
         return [limits.split()[3:5], blocked.split()[1]]
 
     kill_and_stop = 1 << 8 | 1 << 18
-    assert [["20", "30"], f"{(1 << 64) - 1 & ~kill_and_stop:016x}"] == result_of(done)
+    assert [["500", "600"], f"{(1 << 64) - 1 & ~kill_and_stop:016x}"] == result_of(done)
