@@ -298,6 +298,24 @@ async def test_a_body_that_does_not_come_is_not_waited_for(streamed: bool) -> No
         await Body(receive, Admission(bounds), ANN, streamed=streamed)()
 
 
+async def test_pieces_that_come_in_time_do_not_lengthen_that_of_the_whole() -> None:
+    async def receive() -> Message:
+        await asyncio.sleep(0.005)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    admission = Admission(Bounds(body_s=0.05, chunk_s=30.0))
+    whole = Body(receive, admission, ANN, streamed=False)
+    streamed = Body(receive, admission, ANN, streamed=True)
+
+    async def take(body: Body, pieces: int) -> None:
+        for _ in range(pieces):
+            await body()
+
+    await take(streamed, 20)  # the control
+    with pytest.raises(TooSlow):
+        await take(whole, 200)
+
+
 @pytest.mark.parametrize(
     ("bounds", "error"),
     [

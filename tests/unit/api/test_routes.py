@@ -127,6 +127,11 @@ async def test_a_part_is_of_the_file_as_it_was_or_the_whole_is_sent(
     changed = await read(scene, live, path, "bytes=2-6", tag)
     assert (200, b"abcdefghijk") == (changed.status_code, await body_of(changed))
     assert tag != changed.headers["etag"]
+    path.write_bytes(b"kjihgfedcba")  # in place, and as long
+    os.utime(path, ns=(1, 1))
+    again = await read(scene, live, path)
+    assert b"kjihgfedcba" == await body_of(again)
+    assert changed.headers["etag"] != again.headers["etag"]
     none = await read(scene, live, path, "bytes=11-")
     assert (416, "bytes */11") == (none.status_code, none.headers["content-range"])
     assert 0 == descriptors_of(path)
