@@ -337,6 +337,9 @@ def test_what_goes_together() -> None:
     assert AttachRequest("a", create_if_missing=True, create_spec=SandboxSpec()).create_spec
     assert (24, 80) == request(pty=[24, 80]).pty
     assert Mount("/a", "/b", nofollow=True).nofollow
+    assert [True, True, False] == [
+        Mount.parse(f"/b:/a{options}").nofollow for options in (":nofollow", ":rw,nofollow", ":rw")
+    ]
     for others in ({"run": ("a",)}, {"pip_install": ("a",)}, {"copy": _DIGEST, "to": "/a"}):
         assert "b" == TemplateStep(user="b", **others).user
     assert "user" == TemplateStep(user="b").kind
