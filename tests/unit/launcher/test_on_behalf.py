@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import socket
 import stat
 import struct
 from pathlib import Path
 
 import pytest
+from tests.unit.linux.child import result_of
 
 from ringfence.linux import libc, mappings, on_behalf
 
@@ -41,6 +43,22 @@ def test_a_segment_that_cannot_be_leaves_nothing(size: int) -> None:
     with pytest.raises(OSError, match=r"Invalid|Cannot allocate|No space"):
         on_behalf.segment(size, 0)
     assert before == modes()
+
+
+def test_a_segment_that_cannot_be_attached_is_removed() -> None:
+    size = (64 << 20) + 4096 * (os.getpid() % 1000)
+
+    def made() -> list[int]:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+        try:
+            on_behalf.segment(size, 0)
+        except OSError as exc:
+            return [exc.errno or 0]
+        return []
+
+    assert [errno.ENOMEM] == result_of(made)
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    assert str(size) not in [line.split()[3] for line in lines]
 
 
 def test_the_mode_of_what_is_only_looked_at_is_changed(tmp_path: Path) -> None:
