@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from ringfence import Limits, NetworkPolicy, SandboxSpec
-from ringfence.backends.local.host.facts import host
 from ringfence.backends.native import attach, request
 from ringfence.errors import Unsupported
+from tests.features import require
 
 pytestmark = pytest.mark.anyone
 
@@ -31,8 +31,7 @@ def test_bytes_that_nobody_counts_are_not_limited() -> None:
     [("/home/x", True), ("/home", True), ("/home2", False), ("/tmp/a/b", True), ("/", False)],
 )
 def test_what_is_beside_a_writable_tree_is_not_in_it(target: str, is_writable: bool) -> None:
-    if not host().landlock_abi:
-        pytest.skip("needs Landlock")
+    require("landlock")
     made = SimpleNamespace(
         profile=SimpleNamespace(landlock=True), landlock_writable=("/home", "/tmp")
     )
