@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.features import require
 
 from ringfence import Limits, NetworkPolicy, SandboxSpec
 from ringfence.backends.native import attach, request
 from ringfence.errors import Unsupported
-from tests.features import require
 
 pytestmark = pytest.mark.anyone
 
