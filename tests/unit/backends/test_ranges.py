@@ -47,6 +47,13 @@ def test_slots_are_there_and_do_not_overlap() -> None:
     assert [USUAL[0] + n * EACH for n in (0, 2, 3)] == ranges.usable([USUAL], [USUAL], foreign)
 
 
+def test_slots_of_roots_sandboxes_are_no_users() -> None:
+    first, end = identity.OF_ROOT
+    before, behind = (first - EACH, first + EACH), (end - EACH, end + EACH)
+
+    assert [first - EACH, end] == ranges.usable([before, behind], [before, behind], [])
+
+
 @pytest.mark.parametrize(
     ("text", "own", "others"),
     [
