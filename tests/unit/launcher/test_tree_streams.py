@@ -10,6 +10,7 @@ import socket
 import stat
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,22 @@ def test_each_file_has_its_content_once(tree: Path) -> None:
     assert (tarfile.LNKTYPE, "./a/x") == (members["b/again"].type, members["b/again"].linkname)
     assert (tarfile.REGTYPE, 3) == (members["a/x"].type, members["a/x"].size)
     assert tarfile.REGTYPE == members["a/y"].type
+
+
+def test_files_of_two_file_systems_are_two(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inode's number says which it is only beside its file system's."""
+    (tree / "b").mkdir(exist_ok=True)
+    os.link(tree / "a" / "x", tree / "b" / "elsewhere")
+    real = trees.Packer._stat
+
+    def stat_of(self: trees.Packer, path: str) -> Any:
+        info = real(self, path)
+        found = {name: getattr(info, name) for name in dir(info) if name.startswith("st_")}
+        found["st_dev"] += path.endswith("elsewhere")
+        return SimpleNamespace(**found)
+
+    monkeypatch.setattr(trees.Packer, "_stat", stat_of)
+    assert tarfile.REGTYPE == packed(tree)["b/elsewhere"].type
 
 
 def test_what_is_no_file_is_saved_or_refused(tree: Path) -> None:
