@@ -17,6 +17,7 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.profiles import Profile
 from ringfence.errors import RingfenceError
 from ringfence.policy.seccomp import SeccompPolicy
+from tests.features import require
 from tests.native.callers import SOURCE, Caller
 from tests.native.hibernation import hibernates, is_hibernated
 from tests.native.outside import (
@@ -161,6 +162,16 @@ def test_under_a_users_own_filter_it_stays_awake(tmp_path: Path) -> None:
             assert own.exec(["true"]).ok
     finally:
         backend.close()
+
+
+def test_one_that_signals_other_users_inside_stays_awake() -> None:
+    """By execve(2) it would lose the capability for that, and could end their programs no more."""
+    require("root")  # an ordinary user's root inside belongs to a range of ids, and stays awake too
+    with Sandbox.create(profile="own_root", user="root") as own:
+        for _ in range(2):  # the second begins its rest when the first sleeps
+            with Sandbox.create() as other:
+                assert hibernates(other)
+        assert not is_hibernated(init_pid(own))
 
 
 @pytest.mark.full
