@@ -197,3 +197,46 @@ async def test_what_runs_in_its_turn_is_charged_also_where_it_fails() -> None:
     assert (0, 2) == (first, third)
     assert isinstance(second, ValueError)
     assert not share.is_free
+
+
+async def test_who_has_sent_little_goes_before_who_sends_much() -> None:
+    """Else a request waits for a slice of each upload, however many there are."""
+    share = LoopShare()
+    much = await share.take(0.002)
+    share.charge(0.5)
+    order: list[str] = []
+
+    async def work(name: str, due: float) -> None:
+        await share.take(0.001, due)
+        order.append(name)
+
+    turns = [("much", much), ("more", much + 0.003), ("little", 0.0), ("also little", 0.0)]
+    tasks = [asyncio.ensure_future(work(*each)) for each in turns]
+    await asyncio.sleep(0)
+    assert [] == order
+    share.charge(-10)
+    await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    assert ["little", "also little", "much", "more"] == order
+
+
+async def test_nothing_is_saved_up_while_a_connection_is_idle() -> None:
+    share = LoopShare()
+    due = 0.0
+    for _ in range(100):
+        due = await share.take(0.001, due)
+    share.charge(-10)
+
+    assert await share.take(0.001) == due, "it may be as far as the others, and no further back"
+
+
+async def test_a_connection_takes_its_slices_as_one_that_has_sent_much(
+    connections: Connections,
+) -> None:
+    ours, theirs = await connections.make()
+    sent = bytes(theirs.most_bytes * 4)
+    ours.send(sent)
+    await asyncio.wait_for(theirs.have(sent), 10)
+
+    _ours, other = await connections.make()
+    assert theirs._due > other._due == 0.0

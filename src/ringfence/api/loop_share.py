@@ -3,6 +3,8 @@
 Parsing a byte costs a guest nothing and this process microseconds: whoever sends frames or chunks of one
 byte each would have the loop for itself. So what is parsed on the loop is parsed in small slices, and
 slices wait for their turn when their share of the time is used up. Meanwhile nothing more is read.
+Turns are by start-time fair queueing (Goyal, Vin, Cheng, 1996): a connection that has sent little goes
+before the next slices of those that send much.
 To read at all costs as much as to parse: connections that send many small pieces of something are read
 in turn, so many of them in a second together.
 """
@@ -10,8 +12,9 @@ in turn, so many of them in a second together.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import time
-from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +37,16 @@ _BETWEEN_READS_S = 0.002
 
 
 class LoopShare:
-    """Semaphore over the event loop's time: work begins in order while its time is within the
-    share.
+    """Semaphore over the event loop's time: work begins in turns while its time is within the share.
 
     Used by one event loop only.
     """
 
     def __init__(self) -> None:
         self._credit_s, self._at = _BURST_S, time.monotonic()
-        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
+        self._waiting: list[tuple[float, int, asyncio.Future[None], float]] = []  # a heap
+        self._numbers = itertools.count()
+        self._due = 0.0  # that of the work that began last
         self._timer: asyncio.TimerHandle | None = None
         self._next_read = 0.0
 
@@ -51,15 +55,22 @@ class LoopShare:
         """True if work may begin now."""
         return not self._waiting and self._credit() > 0
 
-    async def take(self, cost_s: float = MESSAGE_S) -> None:
-        """Wait until work may begin that takes about `cost_s`."""
+    async def take(self, cost_s: float = MESSAGE_S, due: float = 0.0) -> float:
+        """Wait until work may begin that takes about `cost_s`; return when more of the same is due.
+
+        Args:
+            due: What the call before has returned for this connection; what is due first goes first.
+        """
+        due = max(due, self._due)
         if self.is_free:
             self._credit_s -= cost_s
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, cost_s))
-        self._set_timer()
-        await turn
+            self._due = due
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (due, next(self._numbers), turn, cost_s))
+            self._set_timer()
+            await turn
+        return due + cost_s
 
     async def run(self, work: Callable[[], T], cost_s: float = MESSAGE_S) -> T:
         """Do on the loop, in its turn, what takes a short while that nobody knows before.
@@ -101,9 +112,10 @@ class LoopShare:
     def _wake(self) -> None:
         self._timer = None
         while self._waiting and self._credit() > 0:
-            turn, cost_s = self._waiting.popleft()
+            due, _number, turn, cost_s = heapq.heappop(self._waiting)
             if not turn.done():  # cancelled
                 self._credit_s -= cost_s
+                self._due = max(due, self._due)
                 turn.set_result(None)
         self._set_timer()
 
@@ -171,6 +183,7 @@ class InSlices(asyncio.Protocol):
     _slice_bytes = _LEAST_BYTES
     _pending, _at = b"", 0
     _small_reads = 0
+    _due = 0.0
     _feeding: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -233,11 +246,12 @@ class InSlices(asyncio.Protocol):
         while self._at < len(self._pending) and not self.valve.is_closing():
             while not self.valve.wanted.is_set():
                 await self.valve.wanted.wait()
-            await self.share.take(_SLICE_S)
+            self._due = await self.share.take(_SLICE_S, self._due)
             piece = self._pending[self._at : self._at + self._slice_bytes]
             self._at += len(piece)
             spent_s = self._parse(piece) if piece else 0.0
             self.share.charge(spent_s - _SLICE_S)
+            self._due += spent_s - _SLICE_S
             wanted = self._slice_bytes * 2 if spent_s < _SLICE_S else self._slice_bytes // 4
             self._slice_bytes = max(_LEAST_BYTES, min(self.most_bytes, wanted))
         self.drop_pending()

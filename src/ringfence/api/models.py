@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ..model.base.model import Model
 
+_LONG = 50  # items of a list
 _as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 MARK = "x-ringfence-model"
@@ -40,17 +41,25 @@ def answer(model: Model, status: int = 200, **options: Any) -> Response:
 
 
 def json_answer(form: Any, status: int = 200) -> Response:
-    return Response(_as_json(form), status, media_type="application/json")
+    """Build the response for a JSON form; where it has a long list, call it in a thread.
+
+    Each item of a long list is encoded by a call of its own: the C encoder holds the GIL, and with it
+    the daemon's loop, for a whole call.
+    """
+    is_long = isinstance(form, dict) and any(
+        isinstance(value, list) and len(value) > _LONG for value in form.values()
+    )
+    text = _in_turns(form) if is_long else _as_json(form)
+    return Response(text, status, media_type="application/json")
 
 
-def long_answer(model: Model) -> Response:
-    """A model with long lists as the response; call it in a thread, as `page_of`."""
+def _in_turns(form: dict[str, Any]) -> str:
     fields = [
         f"{_as_json(name)}:"
         + (f"[{','.join(map(_as_json, value))}]" if isinstance(value, list) else _as_json(value))
-        for name, value in model.to_json().items()
+        for name, value in form.items()
     ]
-    return Response(f"{{{','.join(fields)}}}", media_type="application/json")
+    return f"{{{','.join(fields)}}}"
 
 
 def page(items: list[Any], next_cursor: str | None = None) -> Response:

@@ -26,7 +26,7 @@ from ...sessions.catalogue import describe
 from ...sessions.live import Live
 from .. import bodies, schemas
 from ..access.caller import Caller
-from ..models import AsModel, json_answer, long_answer
+from ..models import AsModel, answer, json_answer
 from ..routers import Router
 from ..schema import VARIABLE
 from ..service import Service, TheCaller, TheService
@@ -174,6 +174,6 @@ async def merge(
     )
 
     def merged() -> Response:
-        return long_answer(call(live.sandbox_id, target.sandbox_id, body.base))
+        return answer(call(live.sandbox_id, target.sandbox_id, body.base))
 
     return await service.thread_pools.call(merged, key=live.sandbox_id, pool=COPIES)

@@ -19,7 +19,7 @@ from ...model.session import Snapshot
 from ...sessions import eviction, snapshots
 from .. import bodies, schemas
 from ..access.caller import Caller
-from ..models import AsModel, answer, json_answer, long_answer
+from ..models import AsModel, answer, json_answer
 from ..routers import Router
 from ..service import Service, TheCaller, TheService
 from ..streaming.runs import Signal, TheExecs
@@ -146,7 +146,7 @@ async def changes(
     live = await service.need(sandbox_id, caller)
 
     def compared() -> Response:
-        return long_answer(service.manager.changes(live.sandbox_id, since, caller.sees))
+        return answer(service.manager.changes(live.sandbox_id, since, caller.sees))
 
     return await service.thread_pools.call(compared, key=live.sandbox_id, pool=COPIES)
 
