@@ -76,21 +76,26 @@ class Sandbox:
             return object.__new__(cls)
 
     def __init__(self, inner: BackendSandbox, spec: SandboxSpec) -> None:
-        self._inner = inner
+        self._timer: threading.Timer | None = None
+        self._exposures: list[Exposure] = []
         self._template: list[int] = []  # descriptors that keep its files
         self._home: Backend | None = None  # the backend that the caller chose as an object
         self._fork_report: ForkReport | None = None
         self._maker = os.getpid()
+        self._inner = inner
         self.spec = spec
         self.files = Files(inner.files, lambda: inner.session.mounts)
-        self._exposures: list[Exposure] = []
         self._started: dict[str, Process] = {}  # by id, those that run and the last one
         self._starting = threading.Lock()
-        self._timer: threading.Timer | None = None
         if spec.ttl_s is not None:
-            self._timer = threading.Timer(spec.ttl_s, self.terminate)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(spec.ttl_s, self.terminate)
+            timer.daemon = True
+            try:
+                timer.start()
+            except RuntimeError:  # the process has as many threads as it may
+                inner.terminate()  # else it would outlive its time
+                raise
+            self._timer = timer
 
     @classmethod
     def create(

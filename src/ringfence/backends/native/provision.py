@@ -6,6 +6,7 @@ import errno
 
 from ...errors import SandboxLost
 from ..local import journal
+from ..local.acquired import Acquired
 from ..local.answers import Refused, answer
 from ..local.host import cgroups
 from ..local.host.facts import host
@@ -16,8 +17,6 @@ from .request import require_allowed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...launcher import wire
     from ...launcher.plan import Plan, Shape
     from ..local.mounts.disks import Disk
@@ -36,30 +35,6 @@ CRASHED = (
     "report what it printed on stderr with `ringfence doctor --json`"
 )
 _BEHIND_THE_CGROUP = 8  # processes
-
-
-class Acquired:
-    """Callbacks that give back what was acquired, last first; contextlib takes longer to import."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-
-    def callback(self, function: Callable[..., object], *args: object) -> None:
-        self._callbacks.append((function, args))
-
-    def pop_all(self) -> None:
-        self._callbacks.clear()
-
-    def __enter__(self) -> Acquired:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._callbacks:
-            function, args = self._callbacks.pop()
-            try:
-                function(*args)
-            finally:
-                self.__exit__()
 
 
 class Provision:
@@ -104,7 +79,9 @@ class Provision:
                 is_named = spec.id not in (None, plan_id)
                 sandbox_id = plan_id if plan_id and not is_named else self._runtime.new_id(spec)
                 draft = planner.Draft(self._request, plan_id or sandbox_id, self._take_ids())
-                return self._make(draft)
+                made = self._make(draft)
+                self._acquired.pop_all()
+                return made
             finally:
                 self._runtime.made(sandbox_id)
 
@@ -182,12 +159,13 @@ class Provision:
         body, fds = _first_answer(ours)
         ours.settimeout(None)
         sandbox.begun(int(body), fds[0], fds[1:3], fds[3:])
+        # From here on its end gives back what was acquired for it.
+        self._acquired.pop_all()
+        self._acquired.callback(sandbox.terminate)
         return sandbox, fds[3:]
 
     def _hand_over(self, sandbox: NativeSandbox, sockets: list[int]) -> None:
-        """Leave everything to the sandbox: its end gives back what was acquired for it."""
-        self._acquired.pop_all()
-        self._acquired.callback(sandbox.terminate)
+        """Let it be found, counted and served."""
         if self._prebuilt is not None:
             if sandbox.control is not self._prebuilt.control:
                 self._prebuilt.control.close()  # the zygote gave it another one
@@ -195,7 +173,6 @@ class Provision:
         self._runtime.handover.begin(sandbox, sockets)
         sandbox.serve_network()
         self._runtime.count(sandbox)
-        self._acquired.pop_all()
 
 
 def make_disk(runtime: Runtime, draft: Draft) -> Disk:

@@ -14,6 +14,7 @@ from ...model.session import ResolvedMount
 from ...model.state import State
 from ...model.stats import SandboxStats
 from ..local import journal
+from ..local.acquired import Acquired
 from ..local.agents.execs import LocalExec
 from ..local.agents.streams import lend, open_channels
 from ..local.host import identity
@@ -284,33 +285,39 @@ class NativeSandbox(LiveSandbox, DurableSandbox, Forkable, Layered, BootIdentity
             self._state = State.TERMINATED
             for run in list(self.runs.values()):
                 run.close()
-            for fd in self._close():
+            namespace_fds: list[int] = []
+            self._close(namespace_fds)
+            self.network.close()
+            for fd in namespace_fds:
                 os.close(fd)
             for part in self.protected:
                 for fd in part.locks:
                     os.close(fd)
                 part.locks.clear()
 
-    def _close(self) -> list[int]:
-        """Returns descriptors of its namespaces, the caller's to close."""
+    def _close(self, left: list[int]) -> None:
+        """Close what it has; put descriptors of its namespaces into `left`, the caller's to close."""
         with self._send_lock:
             for control in (self.control, *self.agents.values()):
                 control.close()
         with self._fds_lock:
-            pidfds, namespace_fds = [self.pidfd, *self._ending], self.namespace_fds
+            pidfds = [self.pidfd, *self._ending]
+            left += self.namespace_fds
             self.pidfd, self.namespace_fds, self._ending = -1, [], []
         for pidfd in pidfds:
             os.close(pidfd)
         self.group.asked_last()
-        self.network.close()
-        return namespace_fds
 
     def _release(self) -> None:
-        namespace_fds = self._close()
-        # The zygote knows a prebuilt one by the id that it was built with.
-        journal.give_up(self.protected, self.note, self.lockdown["id"], self.zygote)
-        self._leave(namespace_fds)
-        self.backend.released(self)
+        namespace_fds: list[int] = []
+        with Acquired() as held:
+            held.callback(self.backend.released, self)
+            held.callback(self._leave, namespace_fds)
+            # The zygote knows a prebuilt one by the id that it was built with.
+            name = self.lockdown["id"]
+            held.callback(journal.give_up, self.protected, self.note, name, self.zygote)
+            held.callback(self.network.close)
+            self._close(namespace_fds)
 
     def _leave(self, namespace_fds: list[int]) -> None:
         """Let go of its cgroups and of its mounts.

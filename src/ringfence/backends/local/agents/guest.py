@@ -21,6 +21,7 @@ from ....model.execs.exec import ExecRequest
 from ....model.session import ResolvedMount
 from ....model.state import State
 from ....model.stats import SandboxStats
+from ..acquired import Acquired
 from ..answers import Refused, answer
 from ..host.accounts import Account, find
 from ..sandbox import LocalSandbox
@@ -258,10 +259,11 @@ class GuestSandbox(LocalSandbox):
             self.control.close()
         with self._fds_lock:
             closing, self.pidfd = self.pidfd, -1
-        os.close(closing)
-        if self.network is not None:
-            self.network.close()
-        self._let_go()
+        with Acquired() as held:
+            held.callback(self._let_go)
+            if self.network is not None:
+                held.callback(self.network.close)
+            os.close(closing)
 
     def _let_go(self) -> None:
         """Give back what the backend holds for it: nothing of it runs any more."""
