@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _MANIFEST = "backup.json"
 _FORMAT = 1
 _SNAPSHOTS = "snapshots"
-_MADE = ("tree", ".tree-*", "unpacked", "names")  # of snapshots: made again from their streams
+# Of snapshots: made again from their streams.
+_MADE = ("tree", ".tree-*", "unpacked", "names", "entries", "*.new")
 # Not the output of execs, which is kept for a day, nor sockets and locks.
 _FILES = ("execution.json", "audit.log.1", "audit.log", "refused.log.1", "refused.log")
 

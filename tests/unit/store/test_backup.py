@@ -45,7 +45,7 @@ def state(tmp_path: Path) -> Path:
     (place / "snapshots" / "snap-1" / "content.tar").write_text("content")
     (place / "snapshots" / "snap-1" / "snapshot.json").write_text('{"lower": ["snap-0"]}')
     (place / "snapshots" / "snap-1" / "unpacked").touch()
-    for made_again in ("tree", ".tree-1", "names"):
+    for made_again in ("tree", ".tree-1", "names", "entries", "names.new"):
         (place / "snapshots" / "snap-1" / made_again).mkdir()
     (place / "snapshots" / "snap-0").mkdir()
     (place / "snapshots" / "snap-0" / "deleted.json").write_text("{}")
