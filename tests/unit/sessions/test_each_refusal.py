@@ -27,6 +27,7 @@ from ringfence.model.client_session import SessionState, SessionTimeouts
 from ringfence.model.spec import SandboxSpec
 from ringfence.sessions import capabilities, expiry
 from ringfence.sessions.catalogue import ended
+from ringfence.sessions.catalogue.describe import describe
 from ringfence.sessions.catalogue.index import SessionIndex
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.keys import Keys, digest_of
@@ -85,6 +86,16 @@ VERBS: dict[str, Verb] = {
     )
 }
 VERBS["extend"] = lambda manager, session, client: manager.extend(session, 5.0, client)
+VERBS["change"] = lambda manager, session, client: manager.change(
+    session, name="x", client_id=client
+)
+VERBS["fork"] = lambda manager, session, client: manager.fork(session, client_id=client)
+VERBS["merge"] = lambda manager, session, client: manager.merge(
+    session, manager.acquire(client_id=client).id, "none", client_id=client
+)
+VERBS["merge into"] = lambda manager, session, client: manager.merge(
+    manager.acquire(client_id=client).id, session, "none", client_id=client
+)
 VERBS["default"] = lambda manager, session, client: manager.set_default_sandbox(client, session)
 VERBS["attach"] = lambda manager, session, client: manager.attach(
     AttachRequest(client_id=client, sandbox_id=session)
@@ -102,8 +113,33 @@ def test_nobody_does_anything_with_a_session_of_another(
         VERBS[verb](manager, getattr(live, by), "bob")
     assert ("active", None) == (live.state, manager.default_sandbox("bob"))
 
-    with suppress(Unsupported):  # nor does this backend save memory
+    with suppress(Unsupported, SnapshotNotFound):  # nor does this backend save memory
         VERBS[verb](manager, getattr(live, by), "ann")
+
+
+@pytest.mark.parametrize("verb", ["get", "release", "terminate", "describe"])
+@pytest.mark.parametrize("by", ["id", "sandbox_id"])
+def test_nobody_hears_of_the_end_of_a_session_of_another(
+    manager: SessionManager, verb: str, by: str
+) -> None:
+    live = new(manager)
+    manager.end(live, "its own reason")
+
+    def ask(client: str | None) -> Any:
+        if "describe" == verb:
+            return describe(manager, getattr(live, by), client)
+        return getattr(manager, verb)(getattr(live, by), client_id=client)
+
+    with pytest.raises(SandboxNotFound):
+        ask("bob")
+    assert ["its own reason"] * 2 == [ask(client).reason for client in ("ann", None)]
+
+
+def test_a_merge_takes_the_snapshot_of_its_own_client_alone(manager: SessionManager) -> None:
+    saved = manager.snapshot(new(manager, "bob").id)
+    branch, target = new(manager), new(manager)
+    with pytest.raises(SnapshotNotFound):
+        manager.merge(branch.id, target.id, saved.id, client_id="ann")
 
 
 def test_a_list_has_a_clients_own(manager: SessionManager) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,15 @@ from tests.native.outside import until
 from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
-from ringfence.errors import LifecycleError, ResourceExhausted, SandboxNotFound
-from ringfence.model.acquire import AcquireOptions, AttachRequest
+from ringfence.errors import (
+    IoError,
+    LifecycleError,
+    ResourceExhausted,
+    SandboxLost,
+    SandboxNotFound,
+    Unsupported,
+)
+from ringfence.model.acquire import AcquireOptions, AttachRequest, RequiredCapabilities
 from ringfence.model.client_session import SUSPEND, TERMINATE, SessionState, SessionTimeouts
 from ringfence.model.execs.exec import ExecRequest
 from ringfence.model.spec import SandboxSpec
@@ -23,8 +32,12 @@ from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.events import Events
 from ringfence.sessions.expiry import Activity
 from ringfence.sessions.live import Live
+from ringfence.sessions.maker import EVICTED
 from ringfence.sessions.manager import SessionManager
+from ringfence.sessions.usage import WatchedSandbox
+from ringfence.store import records
 from ringfence.store.records import SnapshotRecord
+from ringfence.testing.unconfined.backend import UnconfinedPrebuilt
 
 pytestmark = pytest.mark.anyone
 
@@ -301,6 +314,19 @@ class TestUse:
         assert not live.use.is_attended
         assert 0.0 == live.activity.unused_s(clock.now())
 
+    @pytest.mark.parametrize("verb", ["snapshot", "compare", "attach"])
+    def test_whatever_a_backend_does_for_a_caller_is_use(self, live: Live, verb: str) -> None:
+        seen: list[tuple[object, bool]] = []
+
+        def take(given: object) -> str:
+            seen.append((given, live.use.is_attended))
+            return "done"
+
+        inner: Any = SimpleNamespace(files=None, **{verb: take})
+        assert "done" == getattr(WatchedSandbox(inner, live.use, {}), verb)("given")
+        assert [("given", True)] == seen
+        assert not live.use.is_attended
+
     def test_who_closes_an_exec_has_just_used_it(self, live: Live, clock: FakeClock) -> None:
         run = live.watched.start(ExecRequest(("true",)))
         clock.pass_by(10.0)
@@ -433,4 +459,116 @@ class TestTakenOrMade:
             record = manager.store.snapshot(snapshot.id)
             assert isinstance(record, SnapshotRecord)
             assert ("ann", "other") == (record.owner, record.backend)
+
+            # Nor is a sandbox of another backend, or one without those files, taken again.
+            mine = AcquireOptions(preferred_id="mine")
+            kept = manager.acquire(options=mine, client_id="ann")
+            for changes in ({"preferred_backend": "other"}, {"snapshot_id": snapshot.id}):
+                options = AcquireOptions(preferred_id="mine", **changes)  # type: ignore[arg-type]
+                again = manager.acquire(options=options, client_id="ann")
+                assert again.newly_created
+                assert "other" == again.session.backend
+            assert kept.id == manager.acquire(options=mine, client_id="ann").id
         other.close()
+
+    def test_one_that_could_not_be_restored_comes_back_under_its_id(
+        self, manager: SessionManager, backend: Unconfined, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = manager.acquire(options=AcquireOptions(use_pool=False), client_id="ann")
+        saved, wanted = manager.snapshot(first.id).id, first.session.sandbox_id
+        manager.end(find(manager, first.id), EVICTED)
+        options = AcquireOptions(preferred_id=wanted, snapshot_id=saved)
+
+        def fail(*_: object, **__: object) -> None:
+            raise IoError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "restore", fail)
+            for _ in range(2):
+                with pytest.raises(IoError):
+                    manager.acquire(options=options, client_id="ann")
+        assert wanted == manager.acquire(options=options, client_id="ann").session.sandbox_id
+
+    def test_what_was_lost_at_the_claim_is_no_part_of_what_is_made_then(
+        self, backend: Unconfined, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next warm one is taken, and without one a sandbox is made, which came from no pool."""
+        config = ManagerConfig(pool=PoolConfig(min_warm=2, max_warm=2))
+        claim, left = UnconfinedPrebuilt.claim, 1
+
+        def dies(warm: Any, spec: SandboxSpec, meanwhile: Callable[[], None]) -> Any:
+            nonlocal left
+            meanwhile()
+            if left:
+                left -= 1
+                raise SandboxLost("it was killed")
+            return claim(warm, spec)
+
+        monkeypatch.setattr(UnconfinedPrebuilt, "claim", dies)
+        with SessionManager(config, backends=[backend], background=False, clock=clock) as manager:
+            manager.fill_pool()
+            second = [*backend.prebuilt][1]
+            lease = manager.acquire(client_id="ann")
+            assert second == lease.session.sandbox_id
+            assert "default" == find(manager, lease.id).profile
+            clock.pass_by(100.0)
+            manager.fill_pool()
+            left = 2
+            made = find(manager, manager.acquire(client_id="ann").id)
+            assert "" == made.profile
+            assert (1, 1) == (manager.counters["pool_hits"], manager.counters["pool_misses"])
+            assert (2, 1) == (manager.counters.creation.count, manager.counters.claim.count)
+            assert 2 == manager.slots.taken == len(manager.store.sessions(owner="ann"))
+
+    def test_what_is_required_is_asked_of_a_warm_one_too(
+        self, backend: Unconfined, clock: FakeClock
+    ) -> None:
+        config = ManagerConfig(pool=PoolConfig(min_warm=1, max_warm=1))
+        with SessionManager(config, backends=[backend], background=False, clock=clock) as manager:
+            for paths, error in ((("/nowhere",), Unsupported), ((), None)):
+                manager.fill_pool()
+                required = RequiredCapabilities(write_access=True, writable_paths=paths)
+                with nullcontext() if error is None else pytest.raises(error):
+                    manager.acquire(options=AcquireOptions(required=required), client_id="ann")
+                clock.pass_by(100.0)
+            assert 2 == manager.counters["pool_hits"]
+            assert 1 == manager.slots.taken == len(manager.list())
+
+    def test_one_that_is_made_or_prolonged_is_looked_at_when_its_time_is_over(
+        self, manager: SessionManager, clock: FakeClock
+    ) -> None:
+        """By itself, and not at the next interval."""
+        live = find(manager, manager.acquire(SandboxSpec(ttl_s=7.0), client_id="ann").id)
+        assert clock.now() + 7.0 == live.next_look
+        manager.extend(live.id, 3.0)
+        assert clock.now() + 3.0 == live.next_look
+
+    def test_who_releases_one_that_was_made_may_have_another_of_its_kind_kept_warm(
+        self, backend: Unconfined, clock: FakeClock
+    ) -> None:
+        config = ManagerConfig(pool=PoolConfig(min_warm=1, max_warm=2))
+        with SessionManager(config, backends=[backend], background=False, clock=clock) as manager:
+            manager.fill_pool()
+            options = AcquireOptions(use_pool=False)
+            for keep_alive, size in ((False, 1), (True, 2), (True, 2)):
+                lease = manager.acquire(options=options, client_id="ann")
+                manager.release(lease.id, keep_alive=keep_alive)
+                manager.release(lease.id, keep_alive=True)  # the second time is none
+                manager.fill_pool()
+                assert size == manager.pool.size
+
+    def test_the_end_of_one_makes_room_in_the_pool_at_once(
+        self, backend: Unconfined, clock: FakeClock
+    ) -> None:
+        config = ManagerConfig(max_sandboxes=1, pool=PoolConfig(min_warm=1, max_warm=1))
+        with SessionManager(config, backends=[backend], background=False, clock=clock) as manager:
+            lease = manager.acquire(options=AcquireOptions(use_pool=False), client_id="ann")
+            manager.fill_pool()
+            assert 0 == manager.pool.size
+            lease.release()
+            manager.fill_pool()
+            assert 1 == manager.pool.size
+            [warm] = backend.prebuilt
+            record = manager.store.sandbox(warm)
+            assert record is not None
+            assert (records.WARM, "") == (record.phase, record.owner)

@@ -20,6 +20,7 @@ from ringfence.errors import (
     Unsupported,
 )
 from ringfence.model.calls import parse_network
+from ringfence.model.client_session import SessionTimeouts
 from ringfence.model.limits import Limits
 from ringfence.model.spec import LINEAGE, SandboxSpec
 from ringfence.sessions import forks, liveness, snapshots
@@ -157,6 +158,7 @@ def test_a_fork_has_the_network_that_holds_now_and_its_lineage(
     manager: SessionManager, backend: Whole
 ) -> None:
     live = new(manager, labels={"a": "1"})
+    live.timeouts = SessionTimeouts(idle_s=77.0)
     judged: list[SandboxSpec] = []
 
     def judge(spec: SandboxSpec) -> SandboxSpec:
@@ -171,6 +173,7 @@ def test_a_fork_has_the_network_that_holds_now_and_its_lineage(
     assert {"a": "1", "judged": "yes", LINEAGE: live.sandbox_id} == found.labels
     assert 1 == len(judged)
     assert live.client_id == lease._live.client_id
+    assert live.timeouts == lease._live.timeouts != manager.config.timeouts
     (inner,) = manager.fork(lease.id)
     assert f"{live.sandbox_id} {lease._live.sandbox_id}" == inner._live.spec.labels[LINEAGE]
     assert ([], []) == ([*backend.saved], manager.store.snapshots())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,50 @@ def test_each_goes_on_as_it_was_for_whom_it_was(server: Server, backend: Lasting
     assert ids["active"] == default.session_id
     assert "released" == manager.get(ended.id).reason
     assert 3 == len(manager.store.unended_sandboxes()) == len(backend.sandboxes)
+
+
+def test_snapshots_have_their_owner_again_and_what_is_half_saved_goes(
+    server: Server, backend: Lasting, tmp_path: Path
+) -> None:
+    """The manager may have been killed between a snapshot and the record of whose it is."""
+    manager = server.manager
+    lease = manager.acquire(client_id="ann")
+    inner = server.live(lease.id).inner
+    saved = backend.save(lease.session.sandbox_id, inner.spec, inner.root, {})  # type: ignore[attr-defined]
+    half = tmp_path / "snapshots" / ".partial-snap-x"
+    half.mkdir(parents=True)
+    assert [] == manager.snapshots("ann")
+    manager = server.again()
+    assert [saved.id] == [each.id for each in manager.snapshots("ann")]
+    assert [] == manager.snapshots("bob")
+    assert not half.exists()
+
+
+def test_files_of_a_template_are_held_by_whoever_takes_its_sandbox_over(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are let go of with it; a template that was removed meanwhile ends nothing."""
+    first, second = (server.manager.acquire(client_id="ann") for _ in range(2))
+    ids = [each.session.sandbox_id for each in (first, second)]
+    held = os.open("/", os.O_PATH | os.O_CLOEXEC)
+
+    def hold(maker: Maker, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
+        if sandbox_id == ids[1]:
+            raise InvalidRequest("it was removed")
+        maker._templates[sandbox_id] = held
+        return spec
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Maker, "hold_template", hold)
+        manager = server.again()
+    assert {ids[0]: held} == manager.maker._templates
+    assert 2 == len(manager.list())
+    manager.terminate(second.id)
+    os.fstat(held)
+    manager.terminate(first.id)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held)
+    assert {} == manager.maker._templates
 
 
 def write_down(server: Server, sandbox_id: str, phase: str, **columns: Any) -> None:

@@ -140,17 +140,23 @@ def test_a_session_goes_on_as_it_was_written(
     assert again is not None
     assert (state, live.expires, live.created_at) == (again.state, again.expires, again.created_at)
     assert 100.0 == again.activity.unused_s(manager.clock.now())
+    assert 0.0 < again.next_look - manager.clock.now() <= 800.0
     assert taken + 1 == manager.slots.taken
     manager.slots.give_back()
 
 
-def test_of_another_boot_no_clock_is_taken_over(manager: SessionManager, live: Live) -> None:
+@pytest.mark.parametrize("both", [False, True])
+def test_of_another_boot_no_clock_is_taken_over(
+    manager: SessionManager, live: Live, both: bool
+) -> None:
     manager.extend(live.id, 900.0)
     session, sandbox = manager.store.session(live.id), manager.store.sandbox(live.sandbox_id)
     assert session is not None
     assert sandbox is not None
     manager.index.leave(live)
     _pass(manager, 100.0)
+    if both:
+        session = replace(session, boot="other")
     recovery._take_over(manager, live.inner, replace(sandbox, boot="other"), session)
 
     again = manager.index.find(live.id)

@@ -7,18 +7,23 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 import tarfile
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.outside import until
 
 from ringfence.launcher.helpers.layers import GONE
 from ringfence.model.files import DIRECTORY, FILE, OTHER, SYMLINK
 from ringfence.snapshots import layers
 
 DEEPEST = 256
+CHOWN, DAC_OVERRIDE, FOWNER = 1 << 0, 1 << 1, 1 << 3  # capability.h
 
 
 def stream(*names: str, links: dict[str, str] | None = None, **owner: int) -> int:
@@ -243,6 +248,35 @@ def test_root_keeps_the_owners_and_others_have_one_id(tmp_path: Path, of_root: b
     info = (place / "tree" / "a").stat()
     wanted = (4242, 4243) if of_root else (os.geteuid(), os.getegid())
     assert wanted == (info.st_uid, info.st_gid)
+
+
+def test_what_unpacks_is_confined_before_it_reads_any_of_the_stream(tmp_path: Path) -> None:
+    """A guest has chosen every byte of it."""
+    code = layers._CODE.format(path=[os.path.abspath(each) for each in sys.path if each])
+    argv = [sys.executable, "-I", "-S", "-c", code, str(tmp_path)]
+
+    def facts(pid: int | str) -> dict[str, str]:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return {name: value.strip() for name, _, value in (each.partition(":") for each in lines)}
+
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        pipe = process.stdin.fileno()
+        os.write(pipe, b"a")
+
+        def is_read() -> bool:
+            left = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+            return not int.from_bytes(left, sys.byteorder)
+
+        assert until(is_read)
+        found, limits = facts(process.pid), Path(f"/proc/{process.pid}/limits").read_text()
+        process.kill()
+    kept = CHOWN | DAC_OVERRIDE | FOWNER if os.geteuid() == 0 else 0
+    kept &= int(facts("self")["CapEff"], 16)
+    assert [kept] * 2 == [int(found[name], 16) for name in ("CapEff", "CapPrm")]
+    assert ("1", "2") == (found["NoNewPrivs"], found["Seccomp"])
+    [files] = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
+    assert files[3] == files[4]
 
 
 def test_what_a_layer_removes_is_forgotten_with_all_below_it(tmp_path: Path) -> None:
