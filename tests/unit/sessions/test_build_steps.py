@@ -133,9 +133,7 @@ def test_each_step_has_its_own_network_or_that_of_the_base() -> None:
     assert steps.index_policy(index) == network(pip)
     assert other == network(TemplateStep(pip_install=("x",), network=other))
     theirs = "https://theirs.example/simple"
-    assert steps.index_policy(theirs) == network(
-        TemplateStep(pip_install=("x",), index_url=theirs)
-    )
+    assert steps.index_policy(theirs) == network(TemplateStep(pip_install=("x",), index_url=theirs))
     assert network(TemplateStep(copy="0" * 64, to="/srv/x")).is_none
 
 
@@ -221,8 +219,8 @@ def test_the_end_of_a_line_is_logged_although_it_has_no_end(
 ) -> None:
     run_step(manager, log, TemplateStep(run=("sh", "-c", "printf 'one\\ntwo'; printf err >&2")))
     assert {"one", "two", "err"} == {*said(log)}
+    script = "printf 'why; not the other' >&2; echo out; exit 3"
     with pytest.raises(ExecError, match="exit code 3: why; not the other") as failed:
-        script = "printf 'why; not the other' >&2; echo out; exit 3"
         run_step(manager, log, TemplateStep(run=("sh", "-c", script)))
     assert "the template was not changed" in failed.value.hint
 
@@ -260,10 +258,13 @@ def test_a_line_without_an_end_takes_no_room_and_a_log_counts_what_it_had(tmp_pa
         assert ["x" * longest] == said(first), "one that is too long is cut"
         take(b"z\r\n")
         assert "z" == said(first)[-1]
+    with closing(places.Log(f"{path}-new", 20_000, lambda: None)) as other:
+        for size in (10_000, 4_000):
+            other.output(1)(b"x" * size)
     with closing(places.Log(path, 20_000, lambda: None)) as again:
         again.output(1)(b"x" * 10_000)
         with pytest.raises(TooLarge):
-            again.output(1)(b"x" * 6_000)
+            again.output(1)(b"x" * 4_000)
 
 
 # -- layers that are known ------------------------------------------------------------------------
@@ -507,7 +508,7 @@ def test_a_template_is_for_its_owner_and_one_that_is_public_for_all(
     assert b"made\n" == content("bob")
     mine = manager.acquire(client_id="ann")
     saved = manager.snapshot(mine.id)
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest, match="files of its own") as refused:
         manager.acquire(
             SandboxSpec(template="one"), AcquireOptions(snapshot_id=saved.id), client_id="ann"
         )

@@ -119,7 +119,10 @@ def test_what_was_lost_is_no_default_and_counts_nowhere(manager: SessionManager)
     manager.detach(detached.id)
     manager.suspend(suspended.id)
     manager.set_default_sandbox("ann", lost.id)
-    assert (4, 2) == (manager.stats_of("ann").active_sandboxes, manager.stats_of("ann").active_sessions)
+    assert (4, 2) == (
+        manager.stats_of("ann").active_sandboxes,
+        manager.stats_of("ann").active_sessions,
+    )
 
     lost.inner.terminate()
     assert manager.default_sandbox("ann") is None
