@@ -32,6 +32,7 @@ from ringfence.model.spec import LIGHT, STRONG, SandboxSpec
 from ringfence.model.template import TemplateStep
 from ringfence.sessions.config import ManagerConfig, PoolConfig, TemplateBounds
 from ringfence.sessions.manager import SessionManager
+from ringfence.sessions.templates import build as building
 from ringfence.sessions.templates import places, steps
 from ringfence.sessions.templates.build import LABEL, _Leased, client_of
 from ringfence.sessions.templates.catalogue import Templates
@@ -44,18 +45,26 @@ LIMITED = NetworkPolicy(allowed_hosts=("example.com",))
 
 
 class Mounting(Whole):
-    """Takes specs with mounts and a working directory; it mounts nothing."""
+    """Takes specs with mounts, images and a working directory; it mounts nothing."""
 
-    lacks: ClassVar = {name: why for name, why in Whole.lacks.items() if name != can.MOUNT}
+    lacks: ClassVar = {
+        name: why for name, why in Whole.lacks.items() if name not in (can.MOUNT, can.IMAGE)
+    }
+
+
+class Second(Mounting):
+    """Another backend."""
+
+    name = "second"
 
 
 def machine(place: Path, *, pool: PoolConfig | None = None, **bounds: Any) -> SessionManager:
-    backend = Mounting(str(place / "snapshots"))
+    backends = [each(str(place / "snapshots")) for each in (Mounting, Second)]
     config = ManagerConfig(
         pool=pool or PoolConfig(enabled=False), templates=TemplateBounds(**bounds)
     )
-    manager = SessionManager(config, backends=[backend], state_dir=str(place), background=False)
-    manager.before_store_closes.append(backend.close)
+    manager = SessionManager(config, backends=backends, state_dir=str(place), background=False)
+    manager.before_store_closes += [each.close for each in backends]
     return manager
 
 
@@ -280,6 +289,29 @@ def test_a_layer_is_for_the_network_that_its_step_had(templates: Templates) -> N
     assert 2 == len(layers(templates))
 
 
+def test_a_layer_is_of_the_backend_that_was_asked_for(
+    manager: SessionManager, templates: Templates
+) -> None:
+    for backend in ("", "unconfined", "second"):
+        built(templates, "one", ONE, backend=backend)
+        saved = manager.store.snapshot(snapshot_of(templates, "one") or "")
+        assert saved is not None
+        assert (backend or "unconfined") == saved.backend
+
+
+def test_a_template_is_as_public_as_its_last_build_asks(templates: Templates) -> None:
+    for public in (False, True, False):
+        assert public == built(templates, "one", public=public).public
+        assert public == bool(templates.list("bob"))
+
+
+def test_a_new_build_takes_its_own_tags_and_no_other(templates: Templates) -> None:
+    first = built(templates, "one", ONE)
+    templates.tag(templates.find("one", "ann"), first.build_id, ["v1"])
+    second = built(templates, "one", ONE)
+    assert {"default": second.build_id, "v1": first.build_id} == second.tags
+
+
 def test_what_is_done_anew_is_known_from_then_on(templates: Templates) -> None:
     def found(*given: Any, **more: Any) -> list[str]:
         view = built(templates, "one", *given, **more)
@@ -411,6 +443,14 @@ def test_only_pip_of_the_host_before_anything_else_has_run_keeps_downloads(
     built(templates, "two", {"pip_install": ["z"]}, base={"template": "one"})
     built(templates, "three", ONE, {"pip_install": ["z"]})
     assert [("pip_install", False), ("run", False), ("pip_install", False)] == seen
+    seen.clear()
+    found = SimpleNamespace(find=lambda name: SimpleNamespace(id=f"id-of-{name}"))
+    monkeypatch.setattr(building, "ImageStore", lambda: found)
+    built(templates, "four", {"pip_install": ["z"]}, base={"image": "an-image"})
+    assert [("pip_install", False)] == seen, "programs of an image may be anything"
+    meant = templates.resolve("four", "ann")
+    assert meant is not None
+    assert "id-of-an-image" == meant.spec.image, "what the name means may change"
 
 
 def test_a_directory_below_a_mount_is_made_by_a_step(

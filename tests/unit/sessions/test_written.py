@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +86,16 @@ def test_when_it_was_used_last_is_written_in_nanoseconds(
     record = manager.store.session(live.id)
     assert record is not None
     assert 1_246_250_000_000 == record.active_ns == int(live.saved_activity * 1e9)
+
+
+def test_the_file_alone_has_what_was_written_before_the_last_tidying(
+    manager: SessionManager, live: Live, tmp_path: Path
+) -> None:
+    """Whoever copies it, and not the log beside it, lacks no more than that."""
+    liveness.tidy(manager)
+    copy = shutil.copy(tmp_path / "state.sqlite3", tmp_path / "copy")
+    with closing(sqlite3.connect(copy)) as database:
+        assert [(live.id,)] == database.execute("SELECT id FROM sessions").fetchall()
 
 
 def test_a_time_to_live_is_written_in_nanoseconds(manager: SessionManager, live: Live) -> None:
