@@ -246,6 +246,10 @@ def test_what_nothing_can_build_ahead_is_given_up() -> None:
     assert 0 == bench.pool.size
     assert "default" in bench.pool.given_up
 
+    bench.pool.change(PoolConfig(min_warm=1, max_warm=3))  # what it is built of may be another
+    bench.pool.tend()
+    assert (1, {}) == (bench.pool.size, bench.pool.given_up)
+
 
 def test_closing_waits_for_what_is_being_built() -> None:
     bench = Bench(min_warm=1)

@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,19 @@ def test_what_is_refused(state: Path, tmp_path: Path) -> None:
     with pytest.raises(SnapshotCorrupt):
         backup.restore(str(saved), str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+def test_a_directory_of_any_name_is_saved(state: Path, tmp_path: Path) -> None:
+    """Its path is part of a URI."""
+    odd = state.rename(tmp_path / "50%41?mode=rwc&x#y")
+    assert 2 == len(_saved(odd, tmp_path / "copy"))
+
+
+def _saved(state: Path, target: Path) -> list[tuple[str]]:
+    """The snapshots that the database of a new backup knows."""
+    backup.save(str(state), str(target), "1.0")
+    with closing(sqlite3.connect(target / FILE)) as database:
+        return database.execute("SELECT id FROM snapshots").fetchall()
 
 
 def test_a_damaged_database_is_not_saved(state: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +267,21 @@ def test_a_disk_that_is_full_at_the_start_is_no_reason_not_to_start(
     store = Store(str(tmp_path / "state"))
     assert store.identity == store.setting("directory")
     store.close()
+
+
+def test_nobody_writes_between_what_a_block_reads_and_what_it_writes(tmp_path: Path) -> None:
+    """Else a block that has read could not write any more."""
+    with (
+        closing(Store(str(tmp_path))) as store,
+        closing(sqlite3.connect(tmp_path / FILE, timeout=0.0, isolation_level=None)) as other,
+    ):
+        with store.together():
+            assert store.setting("a") is None
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("INSERT INTO settings VALUES ('a', 'other')")
+            store.set_setting("a", "ours")
+        other.execute("UPDATE settings SET value = 'later' WHERE name = 'a'")
+        assert "later" == store.setting("a")
 
 
 def test_a_write_waits_for_another_connection(tmp_path: Path) -> None:
