@@ -27,6 +27,7 @@ from ringfence.errors import (
     ResourceExhausted,
     Unsupported,
 )
+from ringfence.model.net.network import NetworkPolicy
 from ringfence.model.spec import SandboxSpec
 from ringfence.sandbox import looking, marks, remote
 from ringfence.sandbox.looking import Watch, ask
@@ -212,6 +213,19 @@ def test_each_fork_keeps_its_template_for_itself() -> None:
         assert {"sbx-1"} == {each.parent for each in forks}
         for each in forks:
             each.terminate()
+
+
+@pytest.mark.parametrize(("asked", "hosts"), [(None, ("now.example",)), ("none", ())])
+def test_a_fork_has_the_network_that_holds_now_unless_another_is_asked_for(
+    asked: str | None, hosts: tuple[str, ...]
+) -> None:
+    home, inner = Home(), Inner()
+    sandbox = sandbox_of(inner, home)
+    inner.spec = inner.spec.altered(network=NetworkPolicy(allowed_hosts=("now.example",)))
+    (fork,) = sandbox.fork(processes="none", network=asked)
+    assert hosts == fork.spec.network.allowed_hosts == home.made[0].spec.network.allowed_hosts
+    for each in (sandbox, fork):
+        each.terminate()
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])

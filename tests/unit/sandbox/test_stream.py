@@ -26,6 +26,15 @@ def test_head_and_tail_are_kept(written: list[bytes], limit: int) -> None:
     assert len(whole) - len(kept) == stream.dropped_bytes
 
 
+def test_what_is_not_kept_takes_no_memory() -> None:
+    """However long it goes on, and in whatever pieces."""
+    stream = Stream(100)
+    for size in (*([7] * 1000), 10_000, *([1] * 1000)):
+        stream.feed(b"x" * size)
+        assert len(stream._head) + len(stream._tail) <= 50 + 2 * 50
+    assert 100 == len(stream.getvalue())
+
+
 @given(pieces)
 def test_a_reader_that_keeps_up_gets_every_byte_once(written: list[bytes]) -> None:
     stream = Stream(1 << 20)
