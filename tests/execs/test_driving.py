@@ -81,16 +81,22 @@ def test_what_the_backend_still_has_runs_on(
 ) -> None:
     """The next server takes over the streams of an exec that lives, and sees its end."""
     first = Execs(manager)
-    begun = first.start(live, CAT)
+    begun = first.start(live, replace(CAT, timeout_s=500.0))
     assert begun._pump is not None
     _keep(live, {begun.id: begun._pump.run}, monkeypatch)
     driven: list[object] = []
+
+    def attend(_self: Execs, _live: Live, run: Run, _begun: object, request: ExecRequest) -> None:
+        assert (500.0, True) == (request.timeout_s, request.stream_stdin)
+        assert run._given is not None
+        assert run._given._fd >= 0, "its input is counted on"
+        run._given.close()
 
     def drive(_self: Execs, run: Run, _pump: object, _attend_s: float = 0.0) -> None:
         driven.append(run.id)
 
     monkeypatch.setattr(Execs, "_drive", drive)
-    monkeypatch.setattr(Execs, "_attend", lambda *_: None)
+    monkeypatch.setattr(Execs, "_attend", attend)
     monkeypatch.setattr(live.watched, "adopt", lambda each: each, raising=False)
     second = Execs(manager)
 

@@ -489,6 +489,28 @@ def test_what_is_over_or_known_already_holds_nothing_open(
         each.close()
 
 
+def test_what_is_over_takes_nothing_of_what_those_that_run_may_keep(
+    execs: Execs, live: Live
+) -> None:
+    """However often it is looked at."""
+    left = execs._budget.left
+    over = run(execs, live, "echo said")
+    assert until(lambda: over.id not in execs._runs)
+    for _ in range(2):
+        assert 5 == execs.find(live.sandbox_id, over.id).view().stdout_bytes
+    assert left == execs._budget.left
+
+
+def test_a_fault_of_the_disk_is_told_of_either_stream(execs: Execs, live: Live) -> None:
+    begun = execs.start(live, CAT)
+    for track in begun.spool.tracks:
+        track.fault = f"of {track.segments.name}"
+        assert track.fault == begun.view().storage_fault
+        track.fault = ""
+    begun.end_input()
+    begun.done.result(PATIENCE_S)
+
+
 def test_what_could_not_be_written_is_tried_once_more_at_the_end(
     manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

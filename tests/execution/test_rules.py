@@ -756,7 +756,7 @@ class Profiled(Unconfined, ProfileStore):
 
 
 def test_a_policy_is_tried_under_a_profile_of_its_own_that_is_gone_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, why = Profiled(), {specs.TRIAL: "", "os_hardened": ""}
     tried: list[tuple[str, bool]] = []
@@ -766,7 +766,7 @@ def test_a_policy_is_tried_under_a_profile_of_its_own_that_is_gone_afterwards(
         return why[profile]
 
     monkeypatch.setattr(service, "trial", trial)
-    with SessionManager(backends=(backend,), background=False) as manager:
+    with SessionManager(backends=(backend,), background=False, state_dir=str(tmp_path)) as manager:
         one = ExecutionService(manager)
         policies = [{"default_action": "allow", "rules": []}]
         policies.append({"extends": "os_hardened", "rules": []})
@@ -781,6 +781,11 @@ def test_a_policy_is_tried_under_a_profile_of_its_own_that_is_gone_afterwards(
             backend.profiles[specs.PROFILE],
             backend.profiles[specs.TRIAL],
         )
+        path = tmp_path / "execution.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seccomp": policies[1]}))
+        with pytest.raises(InvalidRequest, match="it is killed"):
+            one.reload()
+        assert kept == backend.profiles[specs.PROFILE]
         why["os_hardened"] = "nothing runs here"
         one.change({"seccomp": policies[1]})
         assert None is backend.profiles[specs.TRIAL]
