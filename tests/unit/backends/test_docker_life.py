@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -608,3 +609,29 @@ class TestLiving:
         engine.fails = "put /"
         with pytest.raises(IoError, match="cannot put"):
             sandbox.make_place(Mount("/work"))
+
+    @pytest.mark.parametrize("number", [0, 13, 2])
+    def test_a_place_is_looked_for_while_it_is_awake_and_it_is_suspended_again(
+        self,
+        backend: DockerBackend,
+        engine: Engine,
+        monkeypatch: pytest.MonkeyPatch,
+        number: int,
+    ) -> None:
+        sandbox = backend.provision(SandboxSpec())
+        done = engine.made[0].done
+
+        def ask(_what: str, _path: str) -> None:
+            done.append("asked")
+            if number:
+                raise Refused(number, "no")
+
+        monkeypatch.setattr(sandbox, "ask", ask)
+        sandbox.suspend()
+        before = len(done)
+        with pytest.raises(Refused) if number == 13 else contextlib.nullcontext():
+            sandbox.make_place(Mount("/work"))
+
+        made = ["put /"] if number == 2 else []
+        assert ["unpause", "asked", *made, "pause"] == done[before:]
+        assert State.SUSPENDED is sandbox.state

@@ -155,6 +155,28 @@ class TestStarting:
         assert ["mine"] == given_up
         backend.provision(SPEC)
 
+    def test_its_limit_of_the_processor_holds_once_it_is_ready(
+        self, backend: Any, jailer: Jailer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Until then it has all there is; one that is being ended has it again."""
+        done: list[Any] = []
+        monkeypatch.setattr(
+            "ringfence.backends.local.host.cgroups.Group.unthrottle",
+            lambda _group, on: done.append(on),
+        )
+        woken = backend._woken
+
+        def then_woken(started: Any) -> Any:
+            control = woken(started)
+            done.append("ready")
+            return control
+
+        monkeypatch.setattr(backend, "_woken", then_woken)
+        sandbox = backend.provision(SPEC)
+        assert [True, "ready", False] == done
+        sandbox.terminate()
+        assert True is done[3]
+
     @pytest.mark.parametrize(
         ("word", "why"),
         [

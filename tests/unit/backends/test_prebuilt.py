@@ -1,0 +1,426 @@
+"""What is prebuilt for the next create: whose it may be, what it is told, and what is given back of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringfence import Limits, Mount, SandboxSpec
+from ringfence.backends.local.host import cgroups
+from ringfence.backends.local.host.facts import host
+from ringfence.backends.native import planner
+from ringfence.backends.native.prebuilt import prebuilder
+from ringfence.backends.native.prebuilt.prebuilder import Complete, Prebuilder
+from ringfence.backends.native.profiles import BUILT_IN, Profile
+from ringfence.backends.native.request import Request
+from ringfence.errors import SandboxLost
+from ringfence.launcher import wire
+from ringfence.linux import namespaces
+from ringfence.model.spec import LINEAGE
+
+pytestmark = pytest.mark.anyone
+KEEP_S = 60.0
+SHAPE: Any = {"template": b"packed"}
+HARDENED = BUILT_IN["os_hardened"]
+
+
+class Zygote:
+    """The zygote's side: what it is told, and the ends that it gets."""
+
+    alarm_fd = 1 << 20
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.told: list[Any] = []
+        self.ends: list[wire.Socket] = []
+        self.watched: set[int] = set()
+        self.alarms: list[float] = []
+        self.is_gone = False
+
+    def note(self, verb: str, argument: Any, fds: list[int]) -> None:
+        if self.is_gone:
+            raise SandboxLost("the zygote process is gone")
+        self.told.append((verb, argument))
+        self.ends += [wire.adopt(os.dup(fd)) for fd in fds]
+
+    def tell_from(self, reply: wire.Socket, verb: str, argument: Any, fds: list[int]) -> None:
+        self.note(verb, argument, [reply.fileno(), *fds])
+
+    def drop(self, sandbox_id: str, directories: list[str]) -> None:
+        self.note("drop", (sandbox_id, directories), [])
+
+    def clear_up(self, sandbox_id: str, directories: list[str], fds: list[int]) -> None:
+        self.told.append(("clear up", (sandbox_id, directories, fds)))
+
+    def watch(self, fd: int) -> None:
+        self.watched.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        self.watched.discard(fd)
+
+    def set_alarm(self, after_s: float) -> None:
+        self.alarms.append(after_s)
+
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.told]
+
+
+class Ids:
+    """Host ids, of which each is one sandbox's until it is given back."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self._next = 1 << 20
+
+    def take(self) -> int:
+        self._next += 1 << 16
+        self.taken.append(self._next)
+        return self._next
+
+    def give_back(self, first: int) -> None:
+        self.taken.remove(first)
+
+
+class Base:
+    """Unpacked snapshots below a root."""
+
+    image = None
+    trees = ({"source": "/its tree"},)
+
+    def __init__(self, *ids: str) -> None:
+        self.ids, self.holds, self.owners = ids, list[Base](), list[Any]()
+        self.is_open = True
+
+    def held_again(self) -> Base:
+        self.holds.append(Base(*self.ids))
+        return self.holds[-1]
+
+    def appear_to(self, *owner: int, is_trusted_root: bool) -> None:
+        self.owners.append((*owner, is_trusted_root))
+
+    def close(self) -> None:
+        assert self.is_open, "twice"
+        self.is_open = False
+
+
+class Made:
+    """A prebuilder beside a zygote of its own."""
+
+    def __init__(self, keep_s: float | None = KEEP_S) -> None:
+        self.zygote: Any = Zygote()
+        self.ids = Ids()
+        self.backend: Any = SimpleNamespace(
+            name="native", others_wait=False, outlives=False, host_ids=lambda: self.ids,
+            layout=lambda: cgroups.Layout((0, {}, "none")), label=lambda: "",
+        )  # fmt: skip
+        self.prebuilder = Prebuilder(self.backend, keep_s)
+
+    def follow(self, draft: Any, plan: Any) -> Complete | None:
+        self.prebuilder.follow(draft, plan, SHAPE, self.zygote)
+        return self.prebuilder._prebuilt
+
+    def built(self, base: Any = None, **wishes: Any) -> Complete:
+        found = self.follow(*planned(base=base, **wishes))
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self.zygote.is_gone = False
+        self.prebuilder.drop()
+        for each in self.zygote.ends:
+            each.close()
+
+
+def asked(base: Any = None, profile: Profile = HARDENED, **wishes: Any) -> Request:
+    uid = 65534 if wishes.get("user") else 1000
+    return Request(SandboxSpec(**wishes), profile, uid, base)
+
+
+def planned(base: Any = None, **wishes: Any) -> tuple[Any, Any]:
+    """A draft and its plan, as of a create of root's."""
+    request = asked(**wishes)
+    draft = planner.Draft(request, "native-first", 1 << 16)
+    plan = planner.make_plan(draft, host())
+    plan["trusted_root"], plan["id_helpers"] = True, []
+    request.base = draft.base = base
+    return draft, plan
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    before = len(os.listdir("/proc/self/fd"))
+    one = Made()
+    yield one
+    one.close()
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+class TestBuilding:
+    def test_it_has_the_plan_of_the_create_and_all_that_is_drawn_for_each(self, made: Made) -> None:
+        draft, plan = planned()
+        found = made.follow(draft, plan)
+
+        assert found is not None
+        own = {name for name in plan if plan[name] != found.plan[name]}
+        assert {"id", "tag_key", "seccomp", "uid_map", "gid_map"} == own
+        same: Any = {name: plan[name] for name in ("id", "uid_map", "gid_map")}
+        assert prebuilder.are_equal(plan, {**found.plan, **same})
+        assert [found.first_host_id] == made.ids.taken
+        assert str(found.first_host_id) in found.plan["uid_map"]
+        assert found.plan["uid_map"] == found.plan["gid_map"]
+        [(verb, (shape, delay_s))] = made.zygote.told
+        assert ("prebuild", prebuilder.CALM_S) == (verb, delay_s)
+        assert (found.id, b"packed") == (shape["id"], shape["template"])
+        assert wire.receive(made.zygote.ends[0])[0]["tag_key"] == found.plan["tag_key"]
+        assert {found.control.fileno()} == made.zygote.watched
+        assert [KEEP_S] == made.zygote.alarms
+
+    def test_where_creates_follow_at_once_so_does_it(self, made: Made) -> None:
+        assert made.prebuilder.take(asked(), made.zygote) is None
+        made.built()
+        assert made.prebuilder.take(asked(user="nobody"), made.zygote) is None
+        made.backend.others_wait = True
+        assert made.prebuilder.take(asked(user="nobody"), made.zygote) is None
+        made.built(user="nobody")
+        made.backend.others_wait = False
+        made.prebuilder.ended("native-1")
+        assert made.prebuilder.take(asked(), made.zygote) is None
+        made.built()
+        delays = [said[1] for verb, said in made.zygote.told if verb == "prebuild"]
+        assert [prebuilder.CALM_S, 0.0] == delays[:2]
+        assert delays[2] in (0.0, prebuilder.CALM_S), "a machine may be slow between the two"
+
+    def test_one_of_a_create_at_the_same_time_stays_and_one_of_another_kind_goes(
+        self, made: Made
+    ) -> None:
+        first = made.built()
+        assert made.built() is first
+        second = made.built(user="nobody")
+        assert second is not first
+        assert ["prebuild", "drop", "prebuild"] == made.zygote.verbs()
+        assert [second.first_host_id] == made.ids.taken
+        assert -1 == first.control.fileno()
+        assert {second.control.fileno()} == made.zygote.watched
+
+    def test_where_it_cannot_be_built_nothing_is_left_and_the_create_stands(
+        self, made: Made
+    ) -> None:
+        base = Base("snap-1")
+        made.zygote.is_gone = True
+        draft, plan = planned()
+        draft.base = draft.request.base = base
+        assert made.follow(draft, plan) is None
+        assert [] == made.ids.taken
+        assert [False] == [each.is_open for each in base.holds]
+        assert base.is_open, "it is the sandbox's"
+        plan["seccomp"] = b"another filter"
+        made.zygote.is_gone = False
+        assert made.follow(draft, plan) is None, "its filter cannot be given another key"
+        assert [] == made.ids.taken
+
+    @pytest.mark.parametrize("switch", ["off", "no", "0", "FALSE"])
+    def test_it_can_be_switched_off(self, switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RINGFENCE_PREBUILT", switch)
+        for keep_s in (None, 0.0):
+            assert Made(keep_s).follow(*planned()) is None
+        monkeypatch.delenv("RINGFENCE_PREBUILT")
+        on = Made(None)
+        assert on.follow(*planned()) is not None, "the control"
+        on.close()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"trees": [{}]},
+            {"placeholders": [()]},
+            {"id_helpers": ["newuidmap"]},
+            {"network": {}},
+            {"disk": {}},
+            {"namespaces": namespaces.CLONE_NEWUSER},
+            {"releases_idle_pages": False},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_what_is_the_callers_own_is_not_repeated(
+        self, made: Made, change: dict[str, Any]
+    ) -> None:
+        draft, plan = planned()
+        assert prebuilder.is_repeatable(draft, plan), "the control"
+        assert made.follow(draft, {**plan, **change}) is None
+        draft.protected = ["a path"]
+        assert made.follow(draft, plan) is None
+        draft.protected, draft.base = [], SimpleNamespace(ids=("snap-1",), image="an image")
+        assert made.follow(draft, plan) is None
+        draft.base = SimpleNamespace(ids=(), image=None)
+        assert made.follow(draft, plan) is None
+        assert [] == made.zygote.told
+
+    def test_a_fork_has_a_name_of_its_own(self, made: Made) -> None:
+        found = made.built(labels={LINEAGE: "x"})
+        assert found.plan["hostname"].endswith(found.id[-8:])
+        assert made.prebuilder.take(asked(), made.zygote) is None
+
+
+class TestTaking:
+    def test_it_is_taken_once_and_told_to_wake(self, made: Made) -> None:
+        found = made.built()
+        assert wire.receive(made.zygote.ends[0])[0]["id"] == found.id
+
+        assert made.prebuilder.take(asked(), made.zygote) is found
+        assert ("wake",) == wire.receive(made.zygote.ends[0])[0]
+        assert set() == made.zygote.watched
+        assert made.prebuilder.take(asked(), made.zygote) is None
+        assert made.built() is not found
+        made.prebuilder.discard(found)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"user": "nobody"},
+            {"limits": Limits(pids=37)},
+            {"python_env": True},
+            {"id": "of-our-own"},
+            {"mounts": (Mount("/srv/own"),)},
+            {"labels": {LINEAGE: "x"}},
+            {"profile": Profile("own", drop_capabilities=False)},
+            {"base": Base("snap-1")},
+        ],
+        ids=lambda other: next(iter(other)),
+    )
+    def test_another_request_leaves_it_where_it_is(self, made: Made, other: dict[str, Any]) -> None:
+        found = made.built()
+        assert made.prebuilder.take(asked(**other), made.zygote) is None
+        assert made.prebuilder.take(asked(env={"OWN": "1"}), made.zygote) is found, "the control"
+        made.prebuilder.discard(found)
+
+    def test_one_of_a_zygote_that_is_no_more_is_nobodys(self, made: Made) -> None:
+        found = made.built()
+        other: Any = Zygote()
+
+        assert made.prebuilder.take(asked(), other) is None
+        assert -1 == found.control.fileno()
+        assert [found.first_host_id] == made.ids.taken, "its end cannot be seen"
+        assert made.prebuilder._prebuilt is None
+
+    def test_a_rewind_gets_one_in_place_of_the_one_that_has_just_ended(self, made: Made) -> None:
+        found = made.built()
+        again = asked(id="native-before")
+        assert made.prebuilder.take(again, made.zygote) is None
+        made.prebuilder.ended("native-before")
+        made.backend.outlives = True
+        assert made.prebuilder.take(again, made.zygote) is None, "no later process would know it"
+        made.backend.outlives = False
+        assert made.prebuilder.take(again, made.zygote) is found
+        made.prebuilder.discard(found)
+        assert made.follow(*planned(id="another")) is None
+        assert made.follow(*planned(id="native-before")) is not None
+
+
+class TestBinding:
+    def plan(self, found: Complete, **wishes: Any) -> Any:
+        """What a create with it plans."""
+        draft, plan = planned(**wishes)
+        own = ("id", "uid_map", "gid_map")
+        return {**plan, **{name: found.plan[name] for name in own}}  # type: ignore[literal-required]
+
+    def test_the_plan_is_given_the_key_that_it_was_locked_down_with(self, made: Made) -> None:
+        found = made.built()
+        plan = self.plan(found)
+        assert plan["tag_key"] != found.plan["tag_key"]
+
+        assert found.bind(plan, SHAPE, []) is found.control
+        assert (found.plan["tag_key"], found.plan["seccomp"]) == (plan["tag_key"], plan["seccomp"])
+        assert ("claimed", found.id) == made.zygote.told[-1]
+
+    @pytest.mark.parametrize(
+        "change", [{"rlimits": []}, {"landlock": None}, {"uid": 7}, {"steps": [("hide", "/x")]}]
+    )
+    def test_another_plan_is_refused(self, made: Made, change: dict[str, Any]) -> None:
+        found = made.built()
+        plan = self.plan(found)
+        with pytest.raises(SandboxLost, match="does not match"):
+            found.bind({**plan, **change}, SHAPE, [])  # type: ignore[typeddict-item]
+        with pytest.raises(SandboxLost, match="does not match"):
+            found.bind(self.plan(found, profile=Profile("own", tracing=True)), SHAPE, [])
+        with pytest.raises(SandboxLost, match="does not match"):
+            found.bind({**plan, "seccomp": b""}, SHAPE, [])
+        assert "claimed" not in made.zygote.verbs()
+
+    def test_one_that_has_ended_is_refused(self, made: Made) -> None:
+        found = made.built()
+        made.zygote.ends[0].shutdown(socket.SHUT_RDWR)
+        assert made.prebuilder.take(asked(), made.zygote) is found
+        with pytest.raises(SandboxLost, match="has ended"):
+            found.bind(self.plan(found), SHAPE, [])
+        found.discard()
+        assert [] == made.ids.taken
+
+
+class TestDiscarding:
+    def test_its_alarm_is_set_again_until_its_time_is_up(self, made: Made) -> None:
+        found = made.built()
+        made.prebuilder.hear(made.zygote, made.zygote.alarm_fd)
+        assert made.prebuilder._prebuilt is found
+        assert 2 == len(made.zygote.alarms)
+        assert 0 < made.zygote.alarms[1] <= KEEP_S
+        made.prebuilder._until_s = 0.0
+        other: Any = Zygote()
+        made.prebuilder.hear(other, other.alarm_fd)
+        assert made.prebuilder._prebuilt is found, "another's alarm"
+        made.prebuilder.hear(made.zygote, made.zygote.alarm_fd)
+        assert made.prebuilder._prebuilt is None
+        assert ["prebuild", "drop"] == made.zygote.verbs()
+        assert ([], set()) == (made.ids.taken, made.zygote.watched)
+        made.built()
+        assert 3 == len(made.zygote.alarms), "one that has come is set again"
+
+    def test_one_that_ends_by_itself_is_discarded_at_once(self, made: Made) -> None:
+        found = made.built()
+        made.prebuilder.hear(made.zygote, found.control.fileno())
+        assert made.prebuilder._prebuilt is None
+        assert [] == made.ids.taken
+
+    def test_one_over_a_snapshot_holds_it_and_goes_with_it(self, made: Made) -> None:
+        base: Any = Base("snap-2", "snap-1")
+        found = made.built(base=base)
+        [held] = base.holds
+        assert held is found.base
+        assert [(found.first_host_id, 1000, True)] == held.owners
+        assert held.trees == found.plan["layers"]
+        assert found.fits(asked(base=base))
+        assert not found.fits(asked(base=Base("snap-2")))
+        assert not found.fits(asked())
+        made.prebuilder.drop_over("snap-3")
+        assert made.prebuilder._prebuilt is found
+        made.prebuilder.drop_over("snap-1")
+        assert made.prebuilder._prebuilt is None
+        assert [False, True] == [held.is_open, base.is_open]
+        assert [] == made.ids.taken
+
+    def test_of_a_zygote_that_died_the_ids_are_not_given_again(self, made: Made) -> None:
+        found = made.built()
+        other: Any = Zygote()
+        made.prebuilder.lost(other)
+        assert made.prebuilder._prebuilt is found
+        made.prebuilder.lost(made.zygote)
+        assert made.prebuilder._prebuilt is None
+        assert [found.first_host_id] == made.ids.taken
+        second = made.built()
+        assert 2 == len(made.zygote.alarms), "a new zygote's is not set yet"
+        made.zygote.is_gone = True
+        made.prebuilder.drop()
+        assert [found.first_host_id, second.first_host_id] == made.ids.taken
+
+    def test_a_child_leaves_its_parents_alone(self, made: Made) -> None:
+        found = made.built()
+        made.zygote.owner = os.getppid()
+        watched = set(made.zygote.watched)
+        made.prebuilder.drop()
+        assert ["prebuild"] == made.zygote.verbs()
+        assert watched == made.zygote.watched
+        assert [found.first_host_id] == made.ids.taken
