@@ -316,6 +316,28 @@ class TestFinding:
         assert (0, {}) == (found.version, found.bases)
         assert "no memory and pids controllers are delegated" in found.why
 
+    @pytest.mark.parametrize(
+        ("enabled", "inner", "alone", "written"),
+        [
+            ("memory pids", True, False, ""),
+            ("memory pids", False, False, "+cpu"),
+            ("memory pids", True, True, "+cpu"),
+            ("memory", True, False, "+pids +cpu"),
+            ("cpu memory pids", False, True, ""),
+        ],
+    )
+    def test_what_a_manager_has_chosen_is_left_as_it_is(
+        self, tmp_path: Path, enabled: str, inner: bool, alone: bool, written: str
+    ) -> None:
+        """It may take away again what is added to it; in one of our own nobody else decides."""
+        base = self.base(tmp_path)
+        control = base / "cgroup.subtree_control"
+        control.write_text(enabled)
+        made = Layout((0, {}, ""))
+        ours = str(base / "app") if inner else str(base)
+        assert made._prepare_v2(str(base), ours, alone=alone)
+        assert control.read_text()[: len(written) or None] == (written or enabled)
+
     def test_candidates_are_the_narrowest_first_and_none_outside(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import marshal
 import os
 import subprocess
 import threading
@@ -141,6 +142,7 @@ class TestLaterMounts:
         assert ("mount", 1, "jailed-1", 0) == (op, count, first["id"], first["uid"])
         assert (made[:1], made) == (first["placeholders"], second["placeholders"])
         assert one.note == second["note"] == first["note"]
+        assert Path(one.note).read_bytes().endswith(marshal.dumps(made)), "also of the first"
         assert [os.path.basename(one.note)] == os.listdir(tmp_path / "notes")
         one.attach(Mount("/third", str(tmp_path / "notes"), READ_ONLY))
         assert one.note == one.handed[2][1]["note"]
@@ -211,7 +213,8 @@ class TestMountsInAJail:
     ) -> None:
         inner = tmp_path / "inner"
         inner.mkdir()
-        more = self.mounts(deny=("/data/hidden", "/elsewhere"))
+        (inner / "secret").touch()
+        more = self.mounts(deny=("/data/hidden", "/elsewhere", "/data/new/deep/secret"))
         more.add_of_host(Mount("/data", str(source), READ_WRITE, protect=("absent",)))
         more.add_of_host(Mount("/data/new/deep", str(inner)))
         assert (source / "new/deep").is_dir()
@@ -221,6 +224,7 @@ class TestMountsInAJail:
         assert ("protect", f"{PLACE}/0/absent") in paths
         assert ("pin", f"{PLACE}/0/new") in paths
         assert ("hide", f"{PLACE}/0/hidden") in paths
+        assert ("hide", f"{PLACE}/1/secret") in paths, "in the innermost"
         assert ("bind", f"{PLACE}/1") in paths
         verbs = [step[:2] for step in more.after]
         assert verbs.index(("bind", f"{PLACE}/0")) < verbs.index(("protect", f"{PLACE}/0/absent"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,13 +15,16 @@ from ringfence import Limits, Mount, SandboxSpec
 from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.host.facts import host
 from ringfence.backends.native import planner
-from ringfence.backends.native.prebuilt import prebuilder
+from ringfence.backends.native.prebuilt import prebuilder, prewarming
 from ringfence.backends.native.prebuilt.prebuilder import Complete, Prebuilder
+from ringfence.backends.native.prebuilt.prewarming import NativeWarm, Prewarming
 from ringfence.backends.native.profiles import BUILT_IN, Profile
 from ringfence.backends.native.request import Request
-from ringfence.errors import SandboxLost
+from ringfence.errors import InvalidRequest, LifecycleError, SandboxLost
 from ringfence.launcher import wire
 from ringfence.linux import namespaces
+from ringfence.model.capabilities import NAMESPACES
+from ringfence.model.net.network import NetworkPolicy, NetworkRule
 from ringfence.model.spec import LINEAGE
 
 pytestmark = pytest.mark.anyone
@@ -179,6 +183,24 @@ class TestBuilding:
         assert wire.receive(made.zygote.ends[0])[0]["tag_key"] == found.plan["tag_key"]
         assert {found.control.fileno()} == made.zygote.watched
         assert [KEEP_S] == made.zygote.alarms
+
+    def test_its_cgroups_are_its_own_with_the_limits_of_the_create(self, made: Made) -> None:
+        bases = {name: f"/cg/{name}" for name in ("memory", "pids", "cpu")}
+        made.backend.layout = lambda: cgroups.Layout((1, bases, ""))
+        found = made.built(limits=Limits(cpus=0.5, memory_bytes=64 << 20, pids=37))
+
+        name = cgroups.group_name(found.id)
+        assert [f"/cg/{each}/{name}" for each in bases] == found.directories
+        assert found.directories == found.plan["cgroup_dirs"]
+        assert [f"/cg/{each}/{name}" for each in ("memory", "cpu")] == found.plan["programs_cgroups"]
+        assert {
+            f"/cg/memory/{name}/memory.limit_in_bytes": str(64 << 20),
+            f"/cg/pids/{name}/pids.max": "38",
+            f"/cg/cpu/{name}/cpu.cfs_period_us": "100000",
+            f"/cg/cpu/{name}/cpu.cfs_quota_us": "50000",
+        } == dict(found.values)
+        made.prebuilder.drop()
+        assert ("drop", (found.id, found.directories)) == made.zygote.told[-1]
 
     def test_where_creates_follow_at_once_so_does_it(self, made: Made) -> None:
         assert made.prebuilder.take(asked(), made.zygote) is None
@@ -424,3 +446,166 @@ class TestDiscarding:
         assert ["prebuild"] == made.zygote.verbs()
         assert watched == made.zygote.watched
         assert [found.first_host_id] == made.ids.taken
+
+
+class Pool:
+    """A backend, as far as its pool's sandboxes look at it."""
+
+    profiles = BUILT_IN
+
+    def __init__(self) -> None:
+        self.zygote: Any = Zygote()
+        self.ids = Ids()
+        self.under_way: list[str] = []
+        self.prewarming = Prewarming(cast("Any", self))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def host_ids(self) -> Ids:
+        return self.ids
+
+    def making(self, sandbox_id: str) -> None:
+        self.under_way.append(sandbox_id)
+
+    def made(self, sandbox_id: str) -> None:
+        self.under_way.remove(sandbox_id)
+
+    def warm(self, name: str = "native-w", zygote: Any = None, base: Any = None) -> NativeWarm:
+        spec = SandboxSpec(image="an image") if base else SandboxSpec()
+        draft = planner.Draft(Request(spec, HARDENED, 1000), name, self.ids.take())
+        draft.base, draft.group = base, cgroups.Group.known(0, {"": "/none/such"}, 0)
+        self.processes.append(subprocess.Popen(["sleep", "1000"]))
+        pid = self.processes[-1].pid
+        ours, theirs = wire.socketpair()
+        zygote = zygote or self.zygote
+        zygote.ends.append(theirs)
+        made = NativeWarm(
+            self.prewarming, draft, [("/none/such/limit", "1")], pid, os.pidfd_open(pid), zygote, ours
+        )
+        self.prewarming._warm[name] = made
+        return made
+
+    def close(self) -> None:
+        self.prewarming.discard_all()
+        for each in self.processes:
+            assert -9 == each.wait(20)
+        for end in self.zygote.ends:
+            end.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    before = len(os.listdir("/proc/self/fd"))
+    one = Pool()
+    yield one
+    one.close()
+    assert ([], {}, []) == (one.ids.taken, one.prewarming._warm, one.under_way)
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+class TestWaiting:
+    def test_one_that_is_discarded_gives_all_back_once(self, pool: Pool) -> None:
+        closed: list[str] = []
+        base: Any = SimpleNamespace(close=lambda: closed.append("base"))
+        warm = pool.warm(base=base)
+        warm.disk = cast("Any", SimpleNamespace(remove=lambda: closed.append("disk")))
+        assert warm.alive
+        for _ in range(2):
+            warm.discard()
+        assert (["base", "disk"], False) == (closed, warm.alive)
+        assert [("clear up", ("native-w", ["/none/such"], []))] == pool.zygote.told
+        assert ([], ()) == (pool.ids.taken, pool.prewarming.ids())
+        assert -1 == warm.control.fileno()
+
+    def test_one_that_ended_by_itself_is_not_alive_and_can_be_discarded(self, pool: Pool) -> None:
+        warm = pool.warm()
+        pool.processes[0].kill()
+        assert -9 == pool.processes[0].wait(20)
+        assert not warm.alive
+        warm.discard()
+
+    def test_the_end_of_a_zygote_is_that_of_its_own(self, pool: Pool) -> None:
+        other: Any = Zygote()
+        theirs, ours = pool.warm("native-t", other), pool.warm("native-o")
+        pool.prewarming.discard_all(other)
+        assert (False, True) == (theirs.alive, ours.alive)
+        assert ("native-o",) == pool.prewarming.ids()
+        for end in other.ends:
+            end.close()
+
+    def test_it_is_one_claims_and_nobodys_who_asks_for_more(self, pool: Pool) -> None:
+        for spec in (SandboxSpec(id="another"), SandboxSpec(user="nobody")):
+            warm = pool.warm()
+            with pytest.raises(InvalidRequest, match="does not match"):
+                warm.claim(spec)
+            assert (False, ()) == (warm.alive, pool.prewarming.ids())
+            with pytest.raises(LifecycleError, match="already claimed"):
+                warm.claim(SandboxSpec())
+        warm = pool.warm()
+        little = SandboxSpec(limits=Limits(inodes=100))
+        with pytest.raises(InvalidRequest, match="at least 128"):
+            warm.claim(little)
+        assert not warm.alive
+
+    def test_it_fits_what_can_still_be_bound(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        warm, of_image = pool.warm(), pool.warm("native-i", base=SimpleNamespace(close=lambda: None))
+        assert warm.fits(SandboxSpec(limits=Limits(pids=9), env={"A": "b"}))
+        many = tuple(Mount(f"/m/{number}", "/usr") for number in range(prewarming.MOST_MOUNTS + 1))
+        assert warm.fits(SandboxSpec(mounts=many[1:]))
+        assert not warm.fits(SandboxSpec(mounts=many))
+        asked = SandboxSpec(image="an image")
+        assert not warm.fits(asked)
+        assert not of_image.fits(SandboxSpec())
+        monkeypatch.setattr(prewarming.images, "resolved", lambda spec: spec)
+        assert of_image.fits(asked)
+        other = SandboxSpec(image="another")
+        monkeypatch.setattr(prewarming.images, "resolved", lambda _spec: other)
+        assert not of_image.fits(asked), "the name means another image by now"
+        monkeypatch.setattr(prewarming.images, "resolved", lambda _spec: None)
+        assert not of_image.fits(asked)
+
+    @pytest.mark.parametrize(
+        ("change", "by_zygote"),
+        [
+            ({}, False),
+            ({"cgroup_values": [("/none/such/limit", "2")]}, True),
+            ({"cgroup_dirs": ["/other"]}, True),
+            ({"trees": [{}]}, True),
+            ({"placeholders": [("/", "a", 1, 2)]}, True),
+        ],
+    )
+    def test_the_zygote_is_asked_where_more_than_the_plan_is_to_be_done(
+        self, pool: Pool, change: dict[str, Any], by_zygote: bool
+    ) -> None:
+        warm = pool.warm()
+        plan: Any = {
+            "cgroup_dirs": warm.directories, "cgroup_values": warm.values, "trees": [],
+            "placeholders": [], **change,
+        }  # fmt: skip
+        control = warm.bind(plan, SHAPE, [])
+        if by_zygote:
+            assert [("claim", SHAPE)] == pool.zygote.told
+            assert control is not warm.control
+            assert plan == wire.receive(pool.zygote.ends[-1])[0]
+            control.close()
+        else:
+            assert [("claimed", "native-w")] == pool.zygote.told
+            assert control is warm.control
+            assert plan == wire.receive(pool.zygote.ends[0])[0]
+
+    def test_what_is_built_ahead_asks_for_nothing_that_can_be_bound_later(self) -> None:
+        asked = SandboxSpec(
+            network=NetworkPolicy(rules=(NetworkRule("a.example", "443"),)), env={"A": "b"}, secrets={"S": "x"}, deny=("/usr/x",),
+            mounts=(Mount("/m"),), limits=Limits(memory_bytes=64 << 20), user="nobody",
+            allow_degraded=("landlock", NAMESPACES),
+        )  # fmt: skip
+        found = prewarming.plain(asked)
+        assert ("nobody", True) == (found.user, found.network.is_none)
+        assert ((), {}, {}, (), Limits()) == (
+            found.mounts, dict(found.env), dict(found.secrets), found.deny, found.limits,
+        )  # fmt: skip
+        assert {"*", NAMESPACES} == {*found.allow_degraded}
+        assert {"*"} == {*prewarming.plain(SandboxSpec()).allow_degraded}
+        shared = prewarming.plain(SandboxSpec(network=NetworkPolicy.unrestricted()))
+        assert shared.network.is_unrestricted
