@@ -13,7 +13,7 @@ from ringfence import Mount, Sandbox
 from ringfence.backends.local.mounts.protect import protect_mount
 from ringfence.backends.native import attach
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import InvalidRequest, IsolationError
+from ringfence.errors import FileExists, InvalidRequest, IsolationError, LifecycleError
 from ringfence.model.mount import READ_WRITE
 from tests.native.conftest import MakeSandbox
 
@@ -259,3 +259,75 @@ def test_what_is_attached_behind_a_link_leaves_nothing_in_its_source(
     sandbox.mount(Mount("/data/inner/new", str(other), READ_WRITE))
     assert "kept" == sandbox.shell("cat /data/inner/new/kept").stdout_text
     assert {"kept"} < set(os.listdir(other))
+
+
+def test_a_directory_of_the_sandboxs_own_is_attached(make: MakeSandbox, other: Path) -> None:
+    """Where it may be written although Landlock was fixed before; a part of the session's root by its name."""
+    sandbox = make(mounts=[Mount("/data", str(other))], deny=("/secret",))
+    inner = sandbox._inner
+    assert sandbox.shell("mkdir part; echo x > part/file").ok
+
+    sandbox.mount(Mount("/own", access=READ_WRITE))
+    sandbox.mount(Mount("/shown", "part"))
+    sandbox.mount(Mount("/both", "part", READ_WRITE))
+    sandbox.mount(Mount("/tmp/inside", "part", READ_WRITE))
+
+    assert sandbox.shell("echo a > /own/file; cat /own/file").ok
+    assert "x\n" == sandbox.shell("cat /shown/file").stdout_text
+    assert not sandbox.shell("echo y > /shown/file || rm /shown/file").ok
+    assert sandbox.shell("echo y > /both/file; echo z >> /tmp/inside/file").ok
+    assert "y\nz\n" == sandbox.shell("cat part/file /shown/file | head -2").stdout_text
+    listed = {each.target: (each.access, each.host_path) for each in sandbox.session.mounts}
+    assert ("read_only", None) == listed["/shown"]
+    assert (READ_WRITE, None) == listed["/own"]
+    for target, access, kind, field in (
+        ("/both", READ_WRITE, FileExists, ""),
+        ("/data/new", READ_WRITE, InvalidRequest, "mount"),
+        ("/data/new", "read_only", InvalidRequest, "mount"),
+        ("/secret/in", READ_WRITE, InvalidRequest, "target"),
+    ):
+        before = len(inner.session.mounts)
+        with pytest.raises(kind) as refused:
+            sandbox.mount(Mount(target, access=access))
+        assert not field or field in str(refused.value.field)
+        assert before == len(inner.session.mounts)
+    sandbox.terminate()
+    with pytest.raises(LifecycleError):
+        sandbox.mount(Mount("/late", access=READ_WRITE))
+    assert ["kept"] == os.listdir(other)
+
+
+def test_whether_a_host_directory_is_shown_is_known_from_then_on(
+    make: MakeSandbox, other: Path
+) -> None:
+    """A file of the host's, or a directory of its own, holds no socket of the host's."""
+    sandbox = make()
+    inner: Any = sandbox._inner
+    for mount, is_directory in (
+        (Mount("/own"), False),
+        (Mount("/file", str(other / "kept")), False),
+        (Mount("/late", str(other)), True),
+        (Mount("/file2", str(other / "kept")), True),
+    ):
+        sandbox.mount(mount)
+        assert is_directory is inner.host_directory
+
+
+def test_what_is_attached_and_refused_leaves_no_note_and_no_descriptor(
+    make: MakeSandbox, outer: Path, other: Path
+) -> None:
+    """Also in its source; what was noted of another before stays noted."""
+    sandbox = make(mounts=[Mount("/data", str(outer), READ_WRITE, protect=("first",))])
+    inner: Any = sandbox._inner
+    note = Path(inner.note).read_bytes()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidRequest):
+        sandbox.mount(Mount("/data/file/x", str(other), READ_WRITE, protect=("second",)))
+    assert ["kept"] == os.listdir(other)
+    assert (note, before) == (Path(inner.note).read_bytes(), len(os.listdir("/proc/self/fd")))
+    sandbox.mount(Mount("/late", str(other), READ_WRITE, protect=("second",)))
+    assert b"second" in Path(inner.note).read_bytes()
+    assert b"first" in Path(inner.note).read_bytes()
+    path = inner.note
+    sandbox.terminate()
+    assert (["kept"], False) == (os.listdir(other), os.path.exists(path))
