@@ -14,8 +14,10 @@ import pytest
 
 from ringfence import Mount, NetworkPolicy, NetworkRule, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.network import NativeNetwork
+from ringfence.backends.native.profiles import Profile
 from ringfence.egress.host.client import Egress
-from ringfence.errors import RingfenceError
+from ringfence.errors import IsolationError, RingfenceError, ServerUnreachable
 from ringfence.model.execs.exec import ExecRequest
 from ringfence.model.mount import READ_ONLY, READ_WRITE
 from ringfence.model.state import State
@@ -23,7 +25,7 @@ from tests.native.outside import open_count
 from tests.strangers import let_others_in
 from tests.waiting import readable
 
-Next = Callable[[], NativeBackend]
+Next = Callable[..., NativeBackend]
 
 
 @pytest.fixture
@@ -33,11 +35,11 @@ def next_backend(tmp_path: Path) -> Iterator[Next]:
     directory.mkdir(mode=0o700)
     with ExitStack() as stack:
 
-        def make() -> NativeBackend:
+        def make(**options: Any) -> NativeBackend:
             egress = Egress()
             stack.callback(egress.close)
             backend = NativeBackend(
-                restart_dir=str(directory), outlive_s=60.0, egress=lambda: egress
+                restart_dir=str(directory), outlive_s=60.0, egress=lambda: egress, **options
             )
             stack.callback(backend.close)
             return backend
@@ -320,3 +322,69 @@ def test_what_is_left_of_one_that_was_not_kept_whole_is_closed(next_backend: Nex
         os.readlink(f"/proc/self/fd/{fd}") for fd in names if os.path.lexists(f"/proc/self/fd/{fd}")
     }
     assert [False, True] == [each in opened for each in streams]
+
+
+def test_one_whose_profile_the_next_process_does_not_have_is_ended(
+    next_backend: Next, source: Path
+) -> None:
+    """The control is another, which goes on; what the lost one had is not found a third time."""
+    first = next_backend(profiles={"own": Profile("own")})
+    lost = first.provision(spec(source).altered(profile="own"))
+    kept = first.provision(SandboxSpec())
+    pids = [os.pidfd_open(each.pid) for each in (lost, kept)]
+    first.leave()
+    second = next_backend()
+
+    assert second.adopt(kept.id) is not None
+    assert second.adopt(lost.id) is None
+    assert [pids[0]] == readable(pids, 20)
+    assert {} == second.handover._sockets, "its network goes as well"  # type: ignore[attr-defined]
+    second.leave()
+    third = next_backend(profiles={"own": Profile("own")})
+    assert third.adopt(lost.id) is None
+    assert third.adopt(kept.id) is not None
+    for fd in pids:
+        os.close(fd)
+
+
+def test_a_network_that_cannot_be_served_again_ends_its_sandbox(
+    next_backend: Next, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless no process may be started now: the next one may be able to."""
+    first = next_backend()
+    lost = first.provision(SandboxSpec(network=policy("a.example")))
+    pid = os.pidfd_open(lost.pid)
+    first.leave()
+
+    def fail(cause: Exception) -> None:
+        def serve(_network: Any) -> None:
+            raise IsolationError("no egress") from cause
+
+        monkeypatch.setattr(NativeNetwork, "serve", serve)
+
+    fail(OSError(11, "no process"))
+    second = next_backend()
+    with pytest.raises(IsolationError, match="no egress"):
+        second.adopt(lost.id)
+    assert [] == readable([pid], 0)
+    second.leave()
+    fail(ValueError("x"))
+    third = next_backend()
+    assert third.adopt(lost.id) is None or State.TERMINATED is lost.state
+    assert [pid] == readable([pid], 20)
+    os.close(pid)
+
+
+def test_no_exec_begins_where_all_has_been_left_to_the_next(next_backend: Next) -> None:
+    """Nobody would know of it: neither its number nor its streams stay with this process."""
+    first = next_backend()
+    made = first.provision(SandboxSpec())
+    assert "x" == text_of(made, "echo -n x")
+    before = open_count()
+    first.handover._fd_store._left = True  # type: ignore[attr-defined]
+    with pytest.raises(ServerUnreachable):
+        made.start(request("true"), "late")
+    assert {} == made.runs
+    assert before == open_count()
+    first.handover._fd_store._left = False  # type: ignore[attr-defined]
+    assert "y" == text_of(made, "echo -n y")

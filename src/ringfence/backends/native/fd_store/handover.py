@@ -105,6 +105,7 @@ class Handover(NoHandover):
         except (RingfenceError, KeyError):
             for item in items.values():
                 item.close()  # its control socket too: it ends
+            self._close_sockets(sandbox_id)
             self._fd_store.change([], [(sandbox_id, "")])
             return
         for run in list(sandbox.runs.values()):
