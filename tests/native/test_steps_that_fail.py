@@ -15,7 +15,7 @@ from ringfence.backends.local.host.cgroups import Group
 from ringfence.backends.native import sandbox as module
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.network import NativeNetwork
-from ringfence.errors import IsolationError, LifecycleError, Unsupported
+from ringfence.errors import InvalidRequest, IsolationError, LifecycleError, Unsupported
 from ringfence.model.mount import READ_WRITE, Mount
 from ringfence.model.state import State
 from tests.native.outside import cgroups_of, children_of, until
@@ -81,6 +81,9 @@ def test_one_that_was_built_ahead_is_gone_where_its_claim_fails(
 ) -> None:
     left = Left(backend)
     warm = backend.prewarm(SandboxSpec(id="mine"))
+    for make in (backend.provision, backend.prewarm):
+        with pytest.raises(InvalidRequest, match="already exists"):
+            make(SandboxSpec(id="mine"))
     with monkeypatch.context() as patch:
         if step == "begin":
             patch.setattr(backend.handover, "begin", fail)
@@ -88,6 +91,18 @@ def test_one_that_was_built_ahead_is_gone_where_its_claim_fails(
             warm.claim(SandboxSpec(), fail if step == "meanwhile" else None)
     assert not warm.alive
     left.check()
+
+
+def test_a_name_is_one_sandboxs_also_while_it_is_made(backend: NativeBackend) -> None:
+    spec = SandboxSpec(id="mine")
+    backend.new_id(spec)
+    with pytest.raises(InvalidRequest, match="already exists"):
+        backend.provision(spec)
+    backend.made("mine")
+    sandbox = backend.provision(spec)
+    with pytest.raises(InvalidRequest, match="already exists"):
+        backend.provision(spec)
+    sandbox.terminate()
 
 
 def test_a_network_that_is_not_served_ends_the_sandbox(
