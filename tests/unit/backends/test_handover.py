@@ -1,16 +1,26 @@
-"""What is with the fd store is changed by many threads at once."""
+"""What is with the fd store: changed by many threads at once, given on, and gone on with."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from ringfence.backends.local.agents.execs import LocalExec
+from ringfence.backends.local.fd_store import Item
+from ringfence.backends.local.host import owner
+from ringfence.backends.native.fd_store import handover as module
+from ringfence.backends.native.fd_store import handover_items
 from ringfence.backends.native.fd_store.handover import Handover
+from ringfence.errors import SandboxLost
+from ringfence.launcher import wire
+from ringfence.launcher.fd_store import MOST_FDS
 
 
 class _Run:
@@ -65,3 +75,262 @@ def test_a_sandbox_ends_while_execs_start_in_others() -> None:
         over.set()
         thread.join()
     assert not set(many) & set(handover._all_runs())
+
+
+class _Kept:
+    """An fd store that notes what is changed, and has what an earlier process left."""
+
+    def __init__(self, *left: Item) -> None:
+        self.left = [*left]
+        self.put: list[tuple[str, str, Any, int]] = []
+        self.dropped: list[tuple[str, str]] = []
+        self.refill: Any = None
+
+    def open(self) -> list[Item]:
+        return self.left
+
+    def change(self, put: list[Item], drop: Any = ()) -> bool:
+        self.put += [(each.whose, each.name, each.note, len(each.fds)) for each in put]
+        self.dropped += drop
+        return True
+
+
+def _handover(backend: Any = None, kept: Any = None) -> Any:
+    return Handover(backend, kept or _Kept())
+
+
+def _opened() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_copies_of_a_network_are_as_old_as_the_network_and_end_with_the_sandbox() -> None:
+    kept, before = _Kept(), _opened()
+    handover = _handover(None, kept)
+    sandbox: Any = _Sandbox("one")
+    handover.change_network(sandbox, [])
+    assert ([], []) == (kept.put, kept.dropped), "there was none"
+    for _ in range(2):
+        handover.change_network(sandbox, [0, 1])
+        assert before + 2 == _opened()
+    assert [("one", "network", None, 2)] * 2 == kept.put
+    handover.change_network(sandbox, [])
+    assert [("one", "network")] == kept.dropped
+    assert before == _opened()
+    handover.change_network(sandbox, [0])
+    handover.end(sandbox)
+    assert [("one", "network"), ("one", "")] == kept.dropped
+    assert (before, {}) == (_opened(), handover._sockets)
+
+
+def test_another_fd_store_gets_all_there_is() -> None:
+    handover = _handover(SimpleNamespace(living=list))
+    assert [] == handover._everything()
+    handover.layout = (0, {}, "none")
+    handover._ids["/block"] = 1
+    handover._zygote = SimpleNamespace(pid=5, started=6, control_fd=1)
+    found = {each.name: (each.whose, each.note, each.fds) for each in handover._everything()}
+    assert {
+        "layout": ("", (0, {}, "none"), []),
+        "ids /block": ("", "/block", [1]),
+        "zygote": ("", (5, 6), [1]),
+    } == found
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_later_process_of_the_zygotes_number_is_not_taken_for_it(started: int) -> None:
+    before = _opened()
+    item = Item("", "zygote", (os.getpid(), started), [os.dup(0)])
+    assert module._zygote_from(item) is None
+    assert before == _opened()
+    assert module._zygote_from(None) is None
+    ours, theirs = wire.socketpair()
+    mine = Item("", "zygote", (os.getpid(), owner.start_time(os.getpid())), [ours.detach()])
+    found = module._zygote_from(mine)
+    assert found is not None, "the control"
+    assert os.getpid() == found.pid
+    theirs.close()
+    found._socket.close()
+    os.close(found._pidfd)
+    found._watched.close()
+
+
+class _Earlier:
+    """A backend that goes on after an earlier process; its zygote says whether anybody has yet to die."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, said: bytes | Exception) -> None:
+        self.done: list[Any] = []
+        self.id = "one"
+        self.runs: dict[int, Any] = {}
+        self.network = SimpleNamespace(serve=lambda: self.done.append("served"))
+        self.pid, self._said = 77, said
+        monkeypatch.setattr(module, "_zygote_from", lambda item: item and self)
+        monkeypatch.setattr(module.journal, "sweep", lambda *what: self.done.append(what))
+        monkeypatch.setattr(module.owner, "label", lambda pid: f"of {pid}")
+        monkeypatch.setattr(module.handover_items, "take_back", lambda *_what: self)
+
+    def ask(self, verb: str, what: Any) -> Any:
+        self.done.append((verb, what))
+        if isinstance(self._said, Exception):
+            raise self._said
+        return self._said, []
+
+    def use(self, zygote: Any) -> None:
+        assert zygote is self
+
+    def host_ids(self) -> Any:
+        return SimpleNamespace(go_on_with=lambda *what: self.done.append(("ids", *what)))
+
+    def count(self, sandbox: Any) -> None:
+        assert sandbox is self
+
+
+def _left_behind(fd: int) -> list[Item]:
+    one = [
+        Item("one", "sandbox", {"pid": 5, "first_host_id": 9}, []),
+        Item("one", "count", 3, []),
+    ]
+    lost = [Item("lost", "sandbox", {"pid": 6, "first_host_id": 8}, [os.dup(fd)])]
+    shared = [
+        Item("", "zygote", (1, 1), []),
+        Item("", "layout", (1, {}, ""), []),
+        Item("", "ids /block", "/block", [fd]),
+        Item("", "strange", None, [os.dup(fd)]),
+    ]
+    return [*one, *lost, *shared]
+
+
+@pytest.mark.parametrize("said", [b"0", b"1"])
+def test_ids_are_given_again_only_where_nobody_with_one_has_yet_to_die(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    before = _opened()
+    earlier, kept = _Earlier(monkeypatch, said), _Kept(*_left_behind(0))
+    runs = {
+        each: SimpleNamespace(
+            home_id="one", number=each, done=-1, never_began=lambda each=each: each == 2,
+            discard=lambda each=each: earlier.done.append(("discarded", each)),
+        )
+        for each in (1, 2)
+    }  # fmt: skip
+    weak = [_Weak(each) for each in runs.values()]
+    earlier.runs = {each.number: each for each in weak}
+    handover = _handover(earlier, kept)
+    handover.open()
+    handover.open()  # once
+
+    ids = [("ids", "/block", 0, {9})] if said == b"0" else []
+    assert [
+        ("keep_only", ([5], ["one"])), ("of 77", {"one": 5}), ("discarded", 2), "served", *ids,
+    ] == earlier.done  # fmt: skip
+    assert {"/block": 0} == handover._ids
+    assert (1, {}, "") == handover.layout
+    assert [("lost", ""), ("", "strange")] == kept.dropped, "what is gone on with stays"
+    assert before == _opened()
+
+
+class _Weak:
+    """An exec of an earlier process, to which there may be weak references."""
+
+    def __init__(self, run: Any) -> None:
+        self.__dict__.update(vars(run))
+
+
+def test_of_a_zygote_that_has_just_died_nothing_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = _opened()
+    fd = os.dup(0)
+    earlier = _Earlier(monkeypatch, SandboxLost("gone"))
+    kept = _Kept(*_left_behind(fd))
+    handover = _handover(earlier, kept)
+    handover.open()
+    assert ("keep_only", ([5], ["one"])) == earlier.done[0]
+    assert 1 == len(earlier.done)
+    assert handover.layout is None
+    assert {("one", ""), ("lost", ""), ("", "layout"), ("", "ids /block"), ("", "strange")} == {
+        *kept.dropped
+    }
+    assert (before, {}) == (_opened(), handover._ids)
+
+
+def test_all_locks_travel_in_messages_that_hold_them() -> None:
+    parts = [SimpleNamespace(locks=[1, 2]), SimpleNamespace(locks=list(range(100)))]
+    sandbox: Any = SimpleNamespace(id="one", protected=parts)
+    found = handover_items.locks(sandbox)
+    assert [MOST_FDS, 102 - MOST_FDS] == [len(each.fds) for each in found]
+    assert [1, 2, *range(100)] == [fd for each in found for fd in each.fds]
+    assert 2 == len({each.name for each in found})
+    assert {"one"} == {each.whose for each in found}
+    assert [] == handover_items.locks(cast("Any", SimpleNamespace(id="one", protected=[])))
+    items = {each.name: each for each in found}
+    again = handover_items._protected([[["/a", "x", 1, 2]], []], items)
+    assert [[("/a", "x", 1, 2)], []] == [part.placeholders for part in again]
+    assert [0, 102] == [len(part.locks) for part in again]
+
+
+@pytest.mark.parametrize("uid", [None, 5])
+@pytest.mark.parametrize("has_pipe", [True, False])
+def test_an_exec_has_its_streams_its_pipe_and_its_agent_again(
+    uid: int | None, has_pipe: bool
+) -> None:
+    before = _opened()
+    ours, theirs = wire.socketpair()
+    control, agent = wire.socketpair()
+    sandbox: Any = SimpleNamespace(
+        id="one", control=control, agents={5: agent}, forget=lambda _run: None,
+        end_unwatched=lambda: None, unthrottle=lambda _on: None,
+    )  # fmt: skip
+    streams = os.pipe(), os.pipe()
+    run = LocalExec(
+        sandbox, 7, agent if uid else control, ours, (streams[0][1], streams[1][0], None), 3,
+        "tool", "/work",
+    )  # fmt: skip
+    run.uid, run.label = uid, "its label"
+    run.splice_pipe = os.pipe() if has_pipe else None
+    item = handover_items.exec_item(run)
+    assert ("one", "exec 7", 5 if has_pipe else 3) == (item.whose, item.name, len(item.fds))
+    copies = Item(item.whose, item.name, item.note, [os.dup(fd) for fd in item.fds])
+    again = handover_items._exec_from(sandbox, copies)
+
+    def inode(fd: int | None) -> int:
+        assert fd is not None
+        return os.fstat(fd).st_ino
+
+    assert inode(run.stdin) == inode(again.stdin)
+    assert inode(run.stdout) == inode(again.stdout)
+    assert again.stderr is None
+    assert (run.facts, run.uid, "its label", 7) == (
+        again.facts, again.uid, again.label, again.number,
+    )  # fmt: skip
+    assert again._control is (agent if uid else control)
+    assert [inode(fd) for fd in run.splice_pipe or ()] == [
+        inode(fd) for fd in again.splice_pipe or ()
+    ]
+    for each in (run, again):
+        each.close()
+    for fd in (streams[0][0], streams[1][1]):
+        os.close(fd)
+    for end in (theirs, control, agent):
+        end.close()
+    assert before == _opened()
+
+
+def test_a_terminal_that_was_on_its_way_is_received() -> None:
+    """It was sent to the process that died; what the agent sent is still in the socket."""
+    ours, theirs = wire.socketpair()
+    control, far = wire.socketpair()
+    sandbox: Any = SimpleNamespace(
+        id="one", control=control, agents={}, forget=lambda _run: None,
+        end_unwatched=lambda: None, unthrottle=lambda _on: None,
+    )  # fmt: skip
+    terminal = os.open("/dev/null", os.O_RDWR)
+    wire.send_raw(theirs, b"T", [terminal])
+    note = (7, None, "", [-1, -1, -1], True, "sh", "/", 0, 1.0)
+    item = Item("one", "exec 7", note, [ours.detach()])
+    run = handover_items._exec_from(sandbox, item)
+    assert run.stdin == run.stdout is not None
+    assert os.fstat(terminal).st_rdev == os.fstat(run.stdout).st_rdev
+    run.close()
+    os.close(terminal)
+    for end in (theirs, control, far):
+        end.close()
