@@ -10,6 +10,7 @@ import pytest
 
 from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.host.cgroups import Group, Layout
+from ringfence.launcher import cgroups as launcher_cgroups
 from ringfence.model.limits import Limits
 
 pytestmark = pytest.mark.anyone
@@ -75,9 +76,10 @@ class TestLimits:
         names = [name.rpartition("/")[2] for name, _ in group.values(Limits(), 1 << 28, 50)]
         order = [names.index(f"memory.{each}limit_in_bytes") for each in ("", "memsw.")]
         assert order == sorted(order), "the kernel refuses the sum below its part"
-        assert str(256 << 20) == dict(group.values(Limits(), 1 << 40, 50))[
-            f"{memory}/memory.kmem.tcp.limit_in_bytes"
-        ]
+        assert (
+            str(256 << 20)
+            == dict(group.values(Limits(), 1 << 40, 50))[f"{memory}/memory.kmem.tcp.limit_in_bytes"]
+        )
 
     @pytest.mark.parametrize("version", [1, 2])
     def test_where_no_processor_is_limited_no_quota_is_lifted(
@@ -240,7 +242,7 @@ class TestStandingStill:
         written: list[tuple[str, str]] = []
         said = ["FREEZING\n", "FREEZING\n", "FROZEN\n", "THAWED\n"]
         monkeypatch.setattr(
-            cgroups.launcher_cgroups, "write", lambda path, word: written.append((path, word))
+            launcher_cgroups, "write", lambda path, word: written.append((path, word))
         )
         monkeypatch.setattr(cgroups, "_read", lambda _path: said.pop(0))
         monkeypatch.setattr(group, "_wait", lambda *_: None)
@@ -256,7 +258,7 @@ class TestStandingStill:
     ) -> None:
         group, _places = group_of(2, tmp_path)
         thawed: list[Any] = []
-        monkeypatch.setattr(cgroups.launcher_cgroups, "thaw", thawed.append)
+        monkeypatch.setattr(launcher_cgroups, "thaw", thawed.append)
         with pytest.raises(TimeoutError, match="thaw every process"):
             group._wait(0.0, False)
         assert [] == thawed
@@ -353,9 +355,9 @@ class TestFinding:
         (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
         moved: list[tuple[str, str]] = []
         monkeypatch.setattr(
-            cgroups.launcher_cgroups, "write", lambda path, word: moved.append((path, word))
+            launcher_cgroups, "write", lambda path, word: moved.append((path, word))
         )
-        monkeypatch.setattr(cgroups.launcher_cgroups, "make", lambda dirs, _values: None)
+        monkeypatch.setattr(launcher_cgroups, "make", lambda dirs, _values: None)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         cgroups._move_down(str(tmp_path))
         assert [(f"{tmp_path}/ringfence-host/cgroup.procs", str(os.getpid()))] == moved

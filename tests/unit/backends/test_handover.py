@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from ringfence.backends.local import journal
 from ringfence.backends.local.agents.execs import LocalExec
 from ringfence.backends.local.fd_store import Item
 from ringfence.backends.local.host import owner
@@ -96,7 +97,8 @@ class _Kept:
 
 
 def _handover(backend: Any = None, kept: Any = None) -> Any:
-    return Handover(backend, kept or _Kept())
+    fd_store: Any = kept or _Kept()
+    return Handover(backend, fd_store)
 
 
 def _opened() -> int:
@@ -164,9 +166,9 @@ class _Earlier:
         self.network = SimpleNamespace(serve=lambda: self.done.append("served"))
         self.pid, self._said = 77, said
         monkeypatch.setattr(module, "_zygote_from", lambda item: item and self)
-        monkeypatch.setattr(module.journal, "sweep", lambda *what: self.done.append(what))
-        monkeypatch.setattr(module.owner, "label", lambda pid: f"of {pid}")
-        monkeypatch.setattr(module.handover_items, "take_back", lambda *_what: self)
+        monkeypatch.setattr(journal, "sweep", lambda *what: self.done.append(what))
+        monkeypatch.setattr(owner, "label", lambda pid: f"of {pid}")
+        monkeypatch.setattr(handover_items, "take_back", lambda *_what: self)
 
     def ask(self, verb: str, what: Any) -> Any:
         self.done.append((verb, what))
@@ -212,8 +214,7 @@ def test_ids_are_given_again_only_where_nobody_with_one_has_yet_to_die(
         )
         for each in (1, 2)
     }  # fmt: skip
-    weak = [_Weak(each) for each in runs.values()]
-    earlier.runs = {each.number: each for each in weak}
+    earlier.runs = {number: _Weak(each) for number, each in runs.items()}
     handover = _handover(earlier, kept)
     handover.open()
     handover.open()  # once

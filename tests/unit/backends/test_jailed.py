@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.local import journal
+from ringfence.backends.local.agents.guest import GuestExec
 from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.jailed import jails, saving, whole
@@ -308,9 +309,9 @@ class TestSaving:
         one.start(plain)
         one.start(ExecRequest(("true",), pty=(24, 80)))
         one.start_attended(plain)
-        assert [whole.RelayedExec, whole.GuestExec, whole.GuestExec] == kinds
+        assert [whole.RelayedExec, GuestExec, GuestExec] == kinds
         for stderr, why in ((None, "terminal"), (2, "waits for its end")):
-            run: Any = whole.GuestExec.__new__(whole.GuestExec)
+            run: Any = GuestExec.__new__(GuestExec)
             run.id, run.stderr = "exec-7", stderr
             with pytest.raises(Unsupported, match=why):
                 one.template(run)
@@ -398,7 +399,7 @@ class TestBackends:
             family._new_id(SandboxSpec(id="mine"))
         assert "id" == refused.value.field
         family._making.discard("mine")
-        family._jailed["mine"] = SimpleNamespace(terminate=lambda: family._jailed.clear())
+        family._jailed["mine"] = SimpleNamespace(terminate=family._jailed.clear)
         with pytest.raises(InvalidRequest, match="already exists"):
             family._new_id(SandboxSpec(id="mine"))
 

@@ -129,7 +129,8 @@ def test_limits_of_a_process_are_hard_ones() -> None:
     found = {which: (soft, hard) for which, soft, hard in plan["rlimits"]}
     assert len(found) == len(plan["rlimits"])
     assert ((1, 1), (99, 99), (0, 0)) == tuple(
-        found[which] for which in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_RTPRIO)
+        found[which]
+        for which in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_RTPRIO)
     )
     assert resource.RLIMIT_FSIZE not in found
     _draft, plan = plan_of(asked(limits=Limits(disk_bytes=5 << 20)))
@@ -139,17 +140,23 @@ def test_limits_of_a_process_are_hard_ones() -> None:
 
 def test_a_profile_switches_off_what_it_names_and_nothing_else() -> None:
     _draft, plan = plan_of(asked())
-    switches = ("no_new_privs", "keep_capabilities", "forbid_user_namespaces", "releases_idle_pages")
+    switches = (
+        "no_new_privs",
+        "keep_capabilities",
+        "forbid_user_namespaces",
+        "releases_idle_pages",
+    )
     assert [True, False, True, True] == [plan[name] for name in switches]
     assert plan["seccomp"]
     assert 0 == plan["root_capabilities"]
-    for change, name, value in (
+    cases: tuple[tuple[dict[str, Any], str, Any], ...] = (
         ({"no_new_privs": False}, "no_new_privs", False),
         ({"drop_capabilities": False}, "keep_capabilities", True),
         ({"forbid_user_namespaces": False}, "forbid_user_namespaces", False),
         ({"seccomp": False}, "seccomp", b""),
         ({"landlock": False}, "landlock", None),
-    ):
+    )
+    for change, name, value in cases:
         _draft, other = plan_of(asked(Profile("other", **change)))
         assert value == other[name]
         for each in {*switches, "seccomp", "landlock"} - {name}:

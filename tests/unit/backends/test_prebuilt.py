@@ -14,6 +14,7 @@ import pytest
 from ringfence import Limits, Mount, SandboxSpec
 from ringfence.backends.local.host import cgroups
 from ringfence.backends.local.host.facts import host
+from ringfence.backends.local.mounts import images
 from ringfence.backends.native import planner
 from ringfence.backends.native.prebuilt import prebuilder, prewarming
 from ringfence.backends.native.prebuilt.prebuilder import Complete, Prebuilder
@@ -118,11 +119,12 @@ class Made:
     def __init__(self, keep_s: float | None = KEEP_S) -> None:
         self.zygote: Any = Zygote()
         self.ids = Ids()
-        self.backend: Any = SimpleNamespace(
+        backend: Any = SimpleNamespace(
             name="native", others_wait=False, outlives=False, host_ids=lambda: self.ids,
             layout=lambda: cgroups.Layout((0, {}, "none")), label=lambda: "",
         )  # fmt: skip
-        self.prebuilder = Prebuilder(self.backend, keep_s)
+        self.backend = backend
+        self.prebuilder = Prebuilder(backend, keep_s)
 
     def follow(self, draft: Any, plan: Any) -> Complete | None:
         self.prebuilder.follow(draft, plan, SHAPE, self.zygote)
@@ -170,7 +172,8 @@ class TestBuilding:
         found = made.follow(draft, plan)
 
         assert found is not None
-        own = {name for name in plan if plan[name] != found.plan[name]}
+        theirs: Any = found.plan
+        own = {name for name in plan if plan[name] != theirs[name]}
         assert {"id", "tag_key", "seccomp", "uid_map", "gid_map"} == own
         same: Any = {name: plan[name] for name in ("id", "uid_map", "gid_map")}
         assert prebuilder.are_equal(plan, {**found.plan, **same})
@@ -192,7 +195,9 @@ class TestBuilding:
         name = cgroups.group_name(found.id)
         assert [f"/cg/{each}/{name}" for each in bases] == found.directories
         assert found.directories == found.plan["cgroup_dirs"]
-        assert [f"/cg/{each}/{name}" for each in ("memory", "cpu")] == found.plan["programs_cgroups"]
+        assert [f"/cg/{each}/{name}" for each in ("memory", "cpu")] == found.plan[
+            "programs_cgroups"
+        ]
         assert {
             f"/cg/memory/{name}/memory.limit_in_bytes": str(64 << 20),
             f"/cg/pids/{name}/pids.max": "38",
@@ -346,9 +351,9 @@ class TestTaking:
 class TestBinding:
     def plan(self, found: Complete, **wishes: Any) -> Any:
         """What a create with it plans."""
-        draft, plan = planned(**wishes)
-        own = ("id", "uid_map", "gid_map")
-        return {**plan, **{name: found.plan[name] for name in own}}  # type: ignore[literal-required]
+        _draft, plan = planned(**wishes)
+        theirs: Any = found.plan
+        return {**plan, **{name: theirs[name] for name in ("id", "uid_map", "gid_map")}}
 
     def test_the_plan_is_given_the_key_that_it_was_locked_down_with(self, made: Made) -> None:
         found = made.built()
@@ -365,12 +370,14 @@ class TestBinding:
     def test_another_plan_is_refused(self, made: Made, change: dict[str, Any]) -> None:
         found = made.built()
         plan = self.plan(found)
+        other: Any = {**plan, **change}
+        without: Any = {**plan, "seccomp": b""}
         with pytest.raises(SandboxLost, match="does not match"):
-            found.bind({**plan, **change}, SHAPE, [])  # type: ignore[typeddict-item]
+            found.bind(other, SHAPE, [])
         with pytest.raises(SandboxLost, match="does not match"):
             found.bind(self.plan(found, profile=Profile("own", tracing=True)), SHAPE, [])
         with pytest.raises(SandboxLost, match="does not match"):
-            found.bind({**plan, "seccomp": b""}, SHAPE, [])
+            found.bind(without, SHAPE, [])
         assert "claimed" not in made.zygote.verbs()
 
     def test_one_that_has_ended_is_refused(self, made: Made) -> None:
@@ -411,7 +418,7 @@ class TestDiscarding:
         base: Any = Base("snap-2", "snap-1")
         found = made.built(base=base)
         [held] = base.holds
-        assert held is found.base
+        assert [found.base] == base.holds
         assert [(found.first_host_id, 1000, True)] == held.owners
         assert held.trees == found.plan["layers"]
         assert found.fits(asked(base=base))
@@ -479,7 +486,13 @@ class Pool:
         zygote = zygote or self.zygote
         zygote.ends.append(theirs)
         made = NativeWarm(
-            self.prewarming, draft, [("/none/such/limit", "1")], pid, os.pidfd_open(pid), zygote, ours
+            self.prewarming,
+            draft,
+            [("/none/such/limit", "1")],
+            pid,
+            os.pidfd_open(pid),
+            zygote,
+            ours,
         )
         self.prewarming._warm[name] = made
         return made
@@ -549,7 +562,10 @@ class TestWaiting:
     def test_it_fits_what_can_still_be_bound(
         self, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        warm, of_image = pool.warm(), pool.warm("native-i", base=SimpleNamespace(close=lambda: None))
+        warm, of_image = (
+            pool.warm(),
+            pool.warm("native-i", base=SimpleNamespace(close=lambda: None)),
+        )
         assert warm.fits(SandboxSpec(limits=Limits(pids=9), env={"A": "b"}))
         many = tuple(Mount(f"/m/{number}", "/usr") for number in range(prewarming.MOST_MOUNTS + 1))
         assert warm.fits(SandboxSpec(mounts=many[1:]))
@@ -557,12 +573,12 @@ class TestWaiting:
         asked = SandboxSpec(image="an image")
         assert not warm.fits(asked)
         assert not of_image.fits(SandboxSpec())
-        monkeypatch.setattr(prewarming.images, "resolved", lambda spec: spec)
+        monkeypatch.setattr(images, "resolved", lambda spec: spec)
         assert of_image.fits(asked)
         other = SandboxSpec(image="another")
-        monkeypatch.setattr(prewarming.images, "resolved", lambda _spec: other)
+        monkeypatch.setattr(images, "resolved", lambda _spec: other)
         assert not of_image.fits(asked), "the name means another image by now"
-        monkeypatch.setattr(prewarming.images, "resolved", lambda _spec: None)
+        monkeypatch.setattr(images, "resolved", lambda _spec: None)
         assert not of_image.fits(asked)
 
     @pytest.mark.parametrize(
@@ -596,7 +612,8 @@ class TestWaiting:
 
     def test_what_is_built_ahead_asks_for_nothing_that_can_be_bound_later(self) -> None:
         asked = SandboxSpec(
-            network=NetworkPolicy(rules=(NetworkRule("a.example", "443"),)), env={"A": "b"}, secrets={"S": "x"}, deny=("/usr/x",),
+            network=NetworkPolicy(rules=(NetworkRule("a.example", "443"),)),
+            env={"A": "b"}, secrets={"S": "x"}, deny=("/usr/x",),
             mounts=(Mount("/m"),), limits=Limits(memory_bytes=64 << 20), user="nobody",
             allow_degraded=("landlock", NAMESPACES),
         )  # fmt: skip
