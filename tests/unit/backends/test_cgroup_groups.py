@@ -13,7 +13,6 @@ from ringfence.backends.local.host.cgroups import Group, Layout
 from ringfence.launcher import cgroups as launcher_cgroups
 from ringfence.model.limits import Limits
 
-pytestmark = pytest.mark.anyone
 MOST_PIDS = 4_194_304
 
 
