@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.errors import ImageNotFound, ImageRefused, InvalidRequest
+from ringfence.errors import ImageNotFound, ImageRefused, InvalidRequest, StorageFull
 from ringfence.images import archive, config, manifest
 from ringfence.images.config import account_of, architecture, place_of
 from ringfence.images.reference import Reference, is_digest
@@ -133,7 +135,7 @@ def test_a_manifest_has_as_many_layers_as_it_may_and_no_more() -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        b"", b"[]", b"{}", b'"x"', b'{"schemaVersion": 1}', _manifest(schemaVersion=1),
+        b"", b"[]", b"{}", b'"x"', b'{"schemaVersion": 1}', _manifest(schemaVersion=1), b"[" * 100_000,
         _manifest(config=None), _manifest(layers=None), _manifest(layers=[1]), _manifest(config={}),
         *(
             _manifest(**{name: value if name == "config" else [value]})
@@ -195,6 +197,12 @@ def test_every_part_of_a_configuration_is_read() -> None:
 def test_configurations_that_cannot_be_read_are_refused(told: Any) -> None:
     with pytest.raises(ImageRefused):
         config.read(json.dumps(told).encode())
+
+
+def test_a_configuration_is_no_deeper_than_can_be_read() -> None:
+    for wrong in (b"[" * 100_000, b'{"config": ' * 100_000):
+        with pytest.raises(ImageRefused, match="cannot be read"):
+            config.read(wrong)
 
 
 def test_a_configuration_is_as_long_as_it_may_be_and_no_longer() -> None:
@@ -418,6 +426,118 @@ def test_of_the_images_of_an_archive_the_named_one_is_taken(tmp_path: Path) -> N
         for name in ("also:1", "other:1", "third:1")
     }
     assert {"also:1": 2, "other:1": 1, "third:1": 0} == found
+
+
+def test_blobs_of_a_layout_are_what_their_digests_say(tmp_path: Path) -> None:
+    store = ImageStore(str(tmp_path / "store"))
+    made = Made([layer(Entry("x", b"1"))])
+    layout = Path(made.as_layout(tmp_path / "layout"))
+    for data in (made.configuration, made.manifest, made.blobs[0]):
+        blob = layout / "blobs" / "sha256" / digest_of(data)[7:]
+        blob.write_bytes(data[:-1] + b"!")
+        with pytest.raises(ImageRefused, match="should be"):
+            archive.load(str(layout), "x", store=store)
+        blob.unlink()
+        blob.symlink_to("/etc/passwd")
+        with pytest.raises(ImageRefused, match="is missing"):
+            archive.load(str(layout), "x", store=store)
+        blob.unlink()
+        blob.write_bytes(data)
+    assert not os.path.exists(store.directory), "nothing was made of any"
+    image = archive.load(str(layout), "x", store=store)
+    assert digest_of(made.manifest) == image.digest
+
+
+def test_layers_of_an_archive_are_what_its_configuration_says(tmp_path: Path) -> None:
+    """It names no digest of them anywhere else; also where the image is here already."""
+    store = ImageStore(str(tmp_path / "store"))
+    path = Path(Made([layer(Entry("x", b"old"))]).as_docker_archive(tmp_path / "x.tar", "x:1"))
+    whole = path.read_bytes()
+    damaged = whole.replace(b"old" + bytes(400), b"bad" + bytes(400))
+    for data in (whole, damaged):
+        path.write_bytes(data)
+        if data == damaged:
+            with pytest.raises(ImageRefused, match="should be"):
+                archive.load(str(path), "x:1", store=store)
+        else:
+            image = archive.load(str(path), "x:1", store=store)
+            assert "old" == Path(store.root(image), "x").read_text()
+    assert image.id == store.find("x:1").id
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [Entry("manifest.json", b"[]")],
+        [Entry("manifest.json", b"{}")],
+        [Entry("manifest.json", b"[1]")],
+        [Entry("manifest.json", b"{")],
+        [Entry("manifest.json", b"[" * 100_000)],
+        [Entry("manifest.json", b'[{"Config": "x"}]')],
+        [Entry("manifest.json", b'[{"Config": "/etc/passwd", "Layers": []}]')],
+        [Entry("manifest.json", b'[{"Config": "x", "Layers": ["../../x"]}]')],
+        [Entry("manifest.json", b'[{"Config": "x", "Layers": ["none"]}]'), Entry("x", b"{}")],
+        [Entry("../index.json", b"{}")],
+        [Entry("nothing", b"")],
+        [Entry("index.json", b"{}"), Entry("index.json", b"{}")],
+        [Entry("index.json", b"{}"), Entry("index.json/x", b"{}")],
+    ],
+)
+def test_archives_that_are_none_of_an_image_are_refused(
+    members: list[Entry], tmp_path: Path
+) -> None:
+    store = ImageStore(str(tmp_path / "store"))
+    (tmp_path / "x.tar").write_bytes(layer(*members))
+    with pytest.raises(ImageRefused):
+        archive.load(str(tmp_path / "x.tar"), "x", store=store)
+    assert [] == store.images()
+
+
+def test_what_no_image_can_be_made_of_is_said_at_once(tmp_path: Path) -> None:
+    store = ImageStore(str(tmp_path / "store"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("no archive")
+    (tmp_path / "layout").mkdir()
+    (tmp_path / "layout" / "oci-layout").write_text("{}")
+    for name, error, said, hint in (
+        ("none", InvalidRequest, "no such file", "docker save"),
+        ("empty", InvalidRequest, "is empty", "debootstrap"),
+        ("pipe", InvalidRequest, "neither a regular file nor a directory", ""),
+        ("text", ImageRefused, "no complete tar", ""),
+        ("layout", ImageRefused, "neither an OCI layout nor", ""),
+    ):
+        with pytest.raises(error, match=said) as refused:
+            archive.load(str(tmp_path / name), "x", store=store)
+        assert str(tmp_path / name) in str(refused.value)
+        assert hint in refused.value.hint
+    with pytest.raises(InvalidRequest) as refused:
+        archive.load(str(tmp_path / "text"), "NO NAME", store=store)
+    assert "image" == refused.value.field
+    assert not os.path.exists(store.directory)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EACCES, InvalidRequest), (errno.ENOSPC, StorageFull)]
+)
+def test_what_the_disk_says_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type
+) -> None:
+    """Nothing of what was taken apart stays."""
+    store = ImageStore(str(tmp_path / "store"))
+    made = Made([layer(Entry("x", b"1"))]).as_docker_archive(tmp_path / "x.tar", "x")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "/there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "add", fail)
+        with pytest.raises(error, match="/there") as refused:
+            archive.load(made, "x", store=store)
+    assert refused.value.hint
+    assert [] == os.listdir(tmp_path / "temporary")
 
 
 def test_an_archive_writes_through_no_link(tmp_path: Path) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import sys
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringfence.errors import InvalidRequest
 from ringfence.images import ahead
 from ringfence.images.ahead import Ahead, TooLargeError
-from ringfence.images.decompress import _Gzip
+from ringfence.images.decompress import GZIP, NONE, ZSTD, _Gzip, _Zstd, compression_of
 
 pytestmark = pytest.mark.anyone
 
@@ -73,6 +77,74 @@ def test_a_member_that_is_cut_off_or_damaged_is_an_error(cut: int) -> None:
     for wrong in (ONE[:-5] + b"#" + ONE[-4:], ONE + b"garbage"):
         with pytest.raises(zlib.error):
             plain(wrong)
+
+
+def frame(data: bytes, window: int) -> bytes:
+    """A frame of zstd that needs a window of 2**`window` bytes: RFC 8878, 3.1.1."""
+    last_raw_block = (len(data) << 3 | 1).to_bytes(3, "little")
+    return b"\x28\xb5\x2f\xfd\0" + bytes([window - 10 << 3]) + last_raw_block + data
+
+
+def of_zstd(data: bytes) -> bytes:
+    stream, found = _Zstd(io.BytesIO(data)), b""
+    while piece := stream.read(5):
+        assert len(piece) <= 5
+        found += piece
+    return found
+
+
+def test_frames_of_zstd_follow_one_another_and_need_no_more_memory_than_they_may() -> None:
+    assert b"first second" == of_zstd(frame(b"first", 10) + frame(b" second", 27))
+    for wrong in (
+        frame(b"x", 28),
+        frame(b"first", 10) + b"garbage!",
+        frame(b"x", 10)[:5] + b"\xff",
+    ):
+        with pytest.raises(ValueError, match="zstd"):
+            of_zstd(wrong)
+
+
+def test_compressions_are_told_by_the_first_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "layer"
+    for data, kind in (
+        (gzip.compress(b"x"), GZIP),
+        (frame(b"x", 10), ZSTD),
+        (b"\x1f", NONE),
+        (b"\x28\xb5\x2f", NONE),
+        (b"", NONE),
+        (b"x\x1f\x8b", NONE),
+    ):
+        path.write_bytes(data)
+        assert kind == compression_of(str(path))
+
+
+def test_a_layer_of_zstd_names_the_extra_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "layer"
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path.write_bytes(gzip.compress(b"x"))
+    assert GZIP == compression_of(str(path))
+    path.write_bytes(frame(b"x", 10))
+    with pytest.raises(InvalidRequest, match="zstd") as refused:
+        compression_of(str(path))
+    assert ("image", True) == (refused.value.field, "ringfence[images]" in refused.value.hint)
+
+
+def test_so_much_is_read_ahead_and_no_more() -> None:
+    class Endless:
+        pieces = 0
+
+        def read(self, size: int) -> bytes:
+            self.pieces += 1
+            return b"x" if self.pieces < 1000 else b""
+
+    stream: Any = Endless()
+    source = Ahead(stream, 1 << 20)
+    while not source._pieces.full() and stream.pieces < 1000:
+        time.sleep(0.0001)
+    assert stream.pieces <= 34, "one more is in its hand"
+    assert b"x" * 999 == read_all(source)
 
 
 def read_all(source: Ahead) -> bytes:

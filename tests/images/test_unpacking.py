@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import gzip
 import io
 import os
 import stat
 import tarfile
+import termios
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,6 +166,59 @@ def test_a_bomb_behind_the_end_of_the_archive(target: Path) -> None:
     data = gzip.compress(layer(Entry("x", b"1")) + bytes(64 << 20))
     with pytest.raises(ImageRefused, match="larger"):
         _unpack(target, data, most_bytes=1 << 20, most_entries=10)
+
+
+def test_what_unpacks_can_do_nothing_else_before_it_reads(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at while it waits for the second half of a layer, which comes through a FIFO."""
+    monkeypatch.setenv("SECRET", "secret")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    data = layer(Entry("first", b"1", 0o666), directory("open", 0o777), Entry("last", b"22"))
+    with ThreadPoolExecutor() as pool, pipe.open("r+b", buffering=0) as end:
+        end.write(data[:4])  # by which its compression is told
+        unpacked = pool.submit(unpack, [Layer(str(pipe), digest_of(data))], str(target))
+        left = array.array("i", [4])
+        while left[0] and not unpacked.done():
+            time.sleep(0.001)
+            fcntl.ioctl(end, termios.FIONREAD, left)
+        end.write(data[:1024])
+        while not (target / "first").exists() and not unpacked.done():
+            time.sleep(0.001)
+        (found,) = (each for each in _children() if b"images.unpacker" in _of(each, "cmdline"))
+        status = dict(line.split(b":\t", 1) for line in _of(found, "status").splitlines())
+        environment = _of(found, "environ")
+        links = {name: os.readlink(f"/proc/{found}/fd/{name}") for name in _listed(found)}
+        end.write(data[1024:])
+        end.close()
+        assert 3 == unpacked.result(60)
+    assert (b"2", b"1") == (status[b"Seccomp"], status[b"NoNewPrivs"])
+    assert {0} == {int(status[name], 16) for name in (b"CapEff", b"CapPrm", b"CapInh", b"CapAmb")}
+    assert b"LC_ALL=C.UTF-8" == environment.rstrip(b"\0")
+    assert "/dev/null" == links.pop("0")
+    assert {str(target), str(pipe)} == {each for each in links.values() if each[0] == "/"}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in target.iterdir()}
+    assert {"first": 0o666, "open": 0o777, "last": 0o644} == modes, "no mask of the caller's"
+
+
+def _children() -> list[str]:
+    lists = Path("/proc/self/task").glob("*/children")
+    return [pid for each in lists for pid in each.read_text().split()]
+
+
+def _of(pid: str, name: str) -> bytes:
+    return Path("/proc", pid, name).read_bytes()
+
+
+def _listed(pid: str) -> list[str]:
+    return os.listdir(f"/proc/{pid}/fd")
+
+
+def test_a_damaged_layer_is_refused_whatever_it_is_compressed_with(target: Path) -> None:
+    for start in (b"\x1f\x8b", b"\x28\xb5\x2f\xfd"):
+        with pytest.raises(ImageRefused, match="damaged"):
+            _unpack(target, start + b"garbage" * 100)
+    assert [] == list(target.iterdir())
 
 
 def test_another_diff_id_is_refused(target: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def _load_docker(path: str, name: str, store: ImageStore) -> Image:
         first = next((each for each in listed if name in (each.get("RepoTags") or [])), listed[0])
         layers = [Layer(_there(path, each)) for each in first["Layers"]]
         configuration = _read(path, first["Config"])
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise ImageRefused(f"manifest.json cannot be read: {exc!r}") from exc
     return store.add(name, configuration, layers)
 

@@ -116,7 +116,7 @@ def read(configuration: bytes) -> Config:
             command=_texts(inner.get("Cmd")),
             labels={_text(k): _text(v) for k, v in (inner.get("Labels") or {}).items()},
         )
-    except (ValueError, AttributeError, TypeError) as exc:
+    except (ValueError, AttributeError, TypeError, RecursionError) as exc:
         raise ImageRefused(f"the image's configuration cannot be read: {exc}") from exc
     if found.architecture and found.architecture != architecture():
         raise ImageRefused(

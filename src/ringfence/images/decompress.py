@@ -32,13 +32,32 @@ def compression_of(path: str) -> str:
 def opened(fd: int, compression: str) -> IO[bytes]:
     """The tar stream of an open layer; owns the descriptor."""
     raw = os.fdopen(fd, "rb", buffering=0)
-    if compression == GZIP:
-        stream: Any = _Gzip(raw)
-        return stream  # type: ignore[no-any-return]
-    if compression == ZSTD:
-        reader: Any = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-        return reader.stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return]
-    return raw
+    if compression == NONE:
+        return raw
+    stream: Any = _Gzip(raw) if compression == GZIP else _Zstd(raw)
+    return stream  # type: ignore[no-any-return]
+
+
+class _Zstd:
+    """Frames one after the other."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        library = _zstandard()
+        reader = library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        self._stream: Any = reader.stream_reader(raw, read_across_frames=True)
+        self._error: type[Exception] = library.ZstdError
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end.
+
+        Raises:
+            ValueError: It is damaged, or needs more memory than it may.
+        """
+        try:
+            found: bytes = self._stream.read(size)
+        except self._error as exc:
+            raise ValueError(str(exc)) from exc
+        return found
 
 
 class _Gzip:

@@ -82,7 +82,7 @@ def read(document: bytes) -> Manifest:
 def _read(document: bytes) -> dict[str, Any]:
     try:
         told = json.loads(document)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ImageRefused(f"the manifest is not JSON: {exc}") from exc
     if not isinstance(told, dict):
         raise ImageRefused("the manifest is not a JSON object")
