@@ -11,16 +11,22 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ringfence.errors import ImageNotFound, ImageRefused
+from ringfence.images import store as module
 from ringfence.images.store import ImageStore, _link_tree, default_directory
 from ringfence.images.unpack import Layer
 from ringfence.model.image import Image
 from tests.images.making import Entry, digest_of, directory, layer
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -74,6 +80,59 @@ def test_an_image_of_a_step_is_found_by_its_id_alone(store: ImageStore) -> None:
     assert (found := store.step(key)) is not None
     assert image.id == found.id
     assert [] == store.images()
+
+
+def test_a_name_that_is_removed_while_they_are_listed_hides_no_other(store: ImageStore) -> None:
+    """Or `collect` would take the files of all that come behind it."""
+    images = [named(store, name, User=str(number)) for number, name in enumerate(("a", "b"))]
+    gone = Path(store.directory, "names", "0000.json")  # which is read first
+    gone.symlink_to("removed")
+
+    store.collect()
+    assert images == store.images()
+    assert {each.id[7:] for each in images} == entries(store, "roots")
+
+
+def test_a_user_that_the_image_does_not_have_is_no_reason_not_to_keep_it(store: ImageStore) -> None:
+    image = named(store, "x", User="nobody-knows", WorkingDir="/srv", Cmd=["a"], Entrypoint=["b"])
+    assert (None, "nobody-knows", "/") == (image.uid, image.user, image.home)
+    assert ("/srv", ("b",), ("a",)) == (image.workdir, image.entrypoint, image.command)
+    assert image == store.find("x")
+
+
+@pytest.mark.parametrize("what", ["add", "scratch", "derive", "name", "collect"])
+def test_whatever_adds_or_removes_waits_for_its_turn(store: ImageStore, what: str) -> None:
+    image = named(store, "x")
+    started = threading.Event()
+    calls: dict[str, Callable[[], object]] = {
+        "add": lambda: store.add("y", b"{}", []),
+        "scratch": lambda: store.scratch(b"{}"),
+        "derive": lambda: store.derive(image, {"User": "7"}, []),
+        "name": lambda: store.name(image, "y"),
+        "collect": store.collect,
+    }
+
+    def run() -> None:
+        started.set()
+        calls[what]()
+
+    before = {name: entries(store, name) for name in ("roots", "names")}
+    thread = threading.Thread(target=run)
+    with store._locked():
+        thread.start()
+        assert started.wait(PATIENCE_S)
+        while thread.is_alive() and not is_waited_for(Path(store.directory, "lock")):
+            time.sleep(0.001)
+        assert thread.is_alive()
+        assert before == {name: entries(store, name) for name in ("roots", "names")}
+    thread.join()
+
+
+def is_waited_for(path: Path) -> bool:
+    """Whether somebody waits for a lock on a file: proc_locks(5)."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    number = str(path.stat().st_ino)
+    return any("->" in line and line.split()[6].split(":")[2] == number for line in lines)
 
 
 def test_the_directories_are_this_users_alone(store: ImageStore) -> None:
@@ -137,6 +196,42 @@ def test_files_that_are_gone_cannot_be_held(store: ImageStore) -> None:
     with pytest.raises(ImageNotFound, match="are gone"):
         store.hold(image)
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_files_are_held_or_collected_and_never_both(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody begins to use what is being removed, which takes a while."""
+    image, seen = named(store, "x"), list[bool]()
+    store.remove("x")
+    remove = module._remove
+
+    def removing(path: str) -> None:
+        with pytest.raises(ImageNotFound):
+            store.hold(image)
+        seen.append(os.path.exists(os.path.join(path, "root")))
+        remove(path)
+
+    monkeypatch.setattr(module, "_remove", removing)
+    before = len(os.listdir("/proc/self/fd"))
+    assert (0, []) == store.collect()
+    assert [True] == seen
+    assert set() == entries(store, "roots")
+
+    again = named(store, "x")
+    path = Path(store._root(again.id), "image")
+    with ThreadPoolExecutor() as pool, path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as who collects has it
+        holding = pool.submit(store.hold, again)
+        while not holding.done() and not is_waited_for(path):
+            time.sleep(0.001)
+        path.parent.rename(path.parent.with_name(".partial-of-it"))
+        assert named(store, "x").id == again.id, "made anew meanwhile"
+        fcntl.flock(file, fcntl.LOCK_UN)
+        with pytest.raises(ImageNotFound, match="are gone"):
+            holding.result(PATIENCE_S)
+    assert before == len(os.listdir("/proc/self/fd"))
+    os.close(store.hold(again))
 
 
 @pytest.mark.parametrize("kind", ["variable", "data home", "home"])

@@ -83,10 +83,11 @@ class ImageStore:
     def images(self) -> list[Image]:
         """Every name and its image, in order of name."""
         found = []
-        with contextlib.suppress(FileNotFoundError):
-            for entry in sorted(os.listdir(os.path.join(self.directory, "names"))):
-                with open(os.path.join(self.directory, "names", entry), encoding="utf-8") as file:
-                    found.append(Image.from_json(json.load(file)))
+        for entry in _entries(os.path.join(self.directory, "names")):
+            path = os.path.join(self.directory, "names", entry)
+            # One that is removed meanwhile hides none of the others: `collect` keeps what is listed.
+            with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+                found.append(Image.from_json(json.load(file)))
         return sorted(found, key=lambda image: image.reference)
 
     def root(self, image: Image) -> str:
@@ -99,14 +100,19 @@ class ImageStore:
         Raises:
             ImageNotFound: They are gone.
         """
+        path, fd = os.path.join(self._root(image.id), "image"), -1
         try:
-            fd = os.open(os.path.join(self._root(image.id), "image"), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
         except FileNotFoundError:
-            raise ImageNotFound(
-                f"the files of {image.reference} are gone", field="image", hint="pull it again"
-            ) from None
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        return fd
+            pass
+        if fd >= 0:  # `collect` was quicker
+            os.close(fd)
+        raise ImageNotFound(
+            f"the files of {image.reference} are gone", field="image", hint="pull it again"
+        )
 
     # -- adding -------------------------------------------------------------------------------
 
@@ -298,7 +304,7 @@ class ImageStore:
                 if image_id in wanted:
                     continue
                 path = os.path.join(self.directory, "roots", entry)
-                if entry.startswith(_PARTIAL) or self._is_free(path):
+                if entry.startswith(_PARTIAL) or (path := _set_aside(path)):
                     freed += _size_of(path)
                     _remove(path)
                 else:
@@ -375,18 +381,6 @@ class ImageStore:
             raise ImageRefused(f"{digest[:80]!r} is not a SHA-256 digest")
         return os.path.join(self._made("blobs"), digest.removeprefix("sha256:"))
 
-    def _is_free(self, path: str) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(os.path.join(path, "image"), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            finally:
-                os.close(fd)
-        # Sandboxes outlive a server that is stopped, and the locks that it had.
-        return not _is_mounted(os.path.basename(path))
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock for adding and removing; reading needs none."""
@@ -417,6 +411,24 @@ class ImageStore:
         # A name may be longer than a file's: its digest is not.
         digest = hashlib.sha256(reference.encode()).hexdigest()
         return os.path.join(self.directory, "names", f"{digest}.json")
+
+
+def _set_aside(path: str) -> str:
+    """Give a root that nobody uses another name, so that nobody begins to; empty where somebody does."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(os.path.join(path, "image"), os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return ""
+        # Sandboxes outlive a server that is stopped, and the locks that it had.
+        if _is_mounted(os.path.basename(path)):
+            return ""
+        aside = tempfile.mkdtemp(prefix=_PARTIAL, dir=os.path.dirname(path))
+        os.rename(path, aside)
+        return aside
 
 
 def _is_mounted(name: str) -> bool:
