@@ -7,6 +7,7 @@ import fcntl
 import http.server
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -169,6 +170,9 @@ class _Liar(http.server.BaseHTTPRequestHandler):
     wants = ""
     """The challenge for requests without a key."""
     status = 200
+    has_ranges = False
+    storage = ""
+    """Where blobs are, if it is not here."""
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
@@ -176,7 +180,16 @@ class _Liar(http.server.BaseHTTPRequestHandler):
         self.encodings.append(self.headers.get("accept-encoding"))
         data = self.blobs.get(self.path.rpartition("/")[2].partition("?")[0])
         is_asked = self.wants and not self.keys[-1] and "/v2/" in self.path
-        self.send_response(401 if is_asked else 404 if data is None else self.status)
+        if self.storage and "/blobs/" in self.path:
+            self.send_response(307)
+            self.send_header("location", f"{self.storage}/{self.path.rpartition('/')[2]}")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        begin = int(self.headers.get("range", "bytes=0-")[6:-1]) if self.has_ranges else 0
+        data = data[begin:] if data else data
+        status = 206 if begin else self.status
+        self.send_response(401 if is_asked else 404 if data is None else status)
         if is_asked:
             self.send_header("www-authenticate", self.wants)
         self.send_header("content-length", str(len(data or b"")))
@@ -198,7 +211,7 @@ def liar() -> Iterator[str]:
         thread.join()
         for each in (_Liar.blobs, _Liar.asked, _Liar.keys, _Liar.encodings):
             each.clear()
-        _Liar.wants, _Liar.status = "", 200
+        _Liar.wants, _Liar.status, _Liar.has_ranges, _Liar.storage = "", 200, False, ""
 
 
 def _serve(made: Made) -> None:
@@ -222,6 +235,76 @@ def test_what_has_come_is_fetched_again_from_a_registry_without_ranges(
     partial.write_bytes(made.blobs[0][:10])
 
     assert pull(f"{liar}/x:1", store=store).id == store.find(f"{liar}/x:1").id
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_what_has_come_is_not_asked_for_again(liar: str, store: ImageStore, is_whole: bool) -> None:
+    """Of a blob that is here but for its name nothing is asked for at all."""
+    _serve(made := small())
+    blob, _Liar.has_ranges = made.blobs[0], True
+    partial = Path(f"{store.blob(digest_of(blob))}.partial")
+    partial.write_bytes(blob if is_whole else blob[:1000])
+    told: list[tuple[str, int, int]] = []
+
+    pull(f"{liar}/x:1", store=store, progress=lambda *each: told.append(each))
+    name = digest_of(blob)[7:19]
+    sizes = [each[1] for each in told if each[0] == name]
+    assert (not is_whole) == any(digest_of(blob) in each for each in _Liar.asked) == bool(sizes)
+    assert not partial.exists()
+    if not is_whole:
+        assert 1000 < sizes[0] <= sizes[-1] == len(blob)
+        assert {len(blob)} == {each[2] for each in told if each[0] == name}
+        del told[:]
+    _Liar.blobs[digest_of(made.blobs[1])] = b"x" * len(made.blobs[1])
+    path = Path(store.blob(digest_of(made.blobs[1])))
+    path.unlink()
+    with pytest.raises(ImageRefused, match="does not match"):
+        pull(f"{liar}/x:1", store=store)
+    assert not path.exists()
+    assert not Path(f"{path}.partial").exists(), "what is not right is not gone on with"
+
+
+def test_blobs_may_be_elsewhere_and_no_key_is_sent_there(liar: str, store: ImageStore) -> None:
+    _serve(small())
+    _Liar.blobs["tokens"] = b'{"token": "secret"}'
+    _Liar.wants = f'Bearer realm="http://{liar}/tokens"'
+    _Liar.storage = f"http://{liar.replace('127.0.0.1', 'localhost')}/stored"
+
+    pull(f"{liar}/x:1", store=store)
+    keys = {(path.split("/")[1], key) for path, key in zip(_Liar.asked, _Liar.keys, strict=True)}
+    assert {("v2", "Bearer secret"), ("stored", None)} <= keys
+    assert ("stored", "Bearer secret") not in keys
+
+
+@pytest.mark.parametrize("told", [b"<html>", b"[]", b"{}", b'{"token": 7}', b"[" * 100_000])
+def test_a_realm_that_gives_no_token_is_an_error_of_the_registry(
+    liar: str, store: ImageStore, told: bytes
+) -> None:
+    _serve(small())
+    _Liar.blobs["tokens"] = told
+    _Liar.wants = f'Bearer realm="http://{liar}/tokens"'
+
+    with pytest.raises(RegistryError, match="gives no token") as refused:
+        pull(f"{liar}/x:1", store=store)
+    assert not refused.value.retryable
+    assert 2 == len(_Liar.asked), "the manifest and the token, each once"
+
+
+def test_a_registry_that_breaks_off_in_a_manifest_may_be_asked_again(store: ImageStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(RegistryError, match="broke off") as broken:
+            pull(f"127.0.0.1:{server.getsockname()[1]}/x", store=store)
+        thread.join()
+    assert broken.value.retryable
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["with TLS", "the control without"])
@@ -280,6 +363,28 @@ def test_a_password_is_sent_where_the_registry_asks_for_one(liar: str, store: Im
         pull(f"{liar}/x:1", store=store)
     pull(f"{liar}/x:1", store=store, credentials=("user", "password"))
     assert f"Basic {base64.b64encode(b'user:password').decode()}" == _Liar.keys[-1]
+
+
+def test_a_password_is_the_given_one_or_that_of_the_users_files(
+    liar: str, store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve(small())
+    _Liar.wants = 'Basic realm="x"'
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    kept, given = (base64.b64encode(each).decode() for each in (b"ann:kept", b"bob:given"))
+    for host, credentials, key in (
+        ("other.example", None, None),
+        (liar, None, f"Basic {kept}"),
+        (liar, ("bob", "given"), f"Basic {given}"),
+    ):
+        (tmp_path / "auth.json").write_text(json.dumps({"auths": {host: {"auth": kept}}}))
+        _Liar.keys.clear()
+        if key is None:
+            with pytest.raises(RegistryError, match="without a password"):
+                pull(f"{liar}/x:1", store=store, credentials=credentials)
+        else:
+            pull(f"{liar}/x:1", store=store, credentials=credentials)
+        assert key == _Liar.keys[-1]
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,16 @@ class Registry:
     def document(self, wanted: str) -> tuple[bytes, str]:
         """A manifest or index by tag or digest, and its digest."""
         headers = {"Accept": ", ".join(manifest.ACCEPTED)}
-        with self._get(f"manifests/{wanted}", headers) as answer:
-            document = b""
-            for piece in answer.iter_bytes():
-                document += piece
-                if len(document) > manifest.MOST_BYTES:
-                    raise ImageRefused(f"the manifest of {self.reference} is too large")
+        document = b""
+        try:
+            with self._get(f"manifests/{wanted}", headers) as answer:
+                for piece in answer.iter_bytes():
+                    document += piece
+                    if len(document) > manifest.MOST_BYTES:
+                        raise ImageRefused(f"the manifest of {self.reference} is too large")
+        except httpx2.HTTPError as exc:
+            what = str(exc) or type(exc).__name__
+            raise RegistryError(f"{self.reference.registry} broke off: {what}") from exc
         digest = f"sha256:{hashlib.sha256(document).hexdigest()}"
         if ":" in wanted and digest != wanted:
             raise ImageRefused(f"{self.reference}: expected digest {wanted}, got {digest}")
@@ -252,8 +256,20 @@ class Registry:
             realm, params=asked, auth=self.credentials or httpx2.USE_CLIENT_DEFAULT
         )
         if answer.is_success:
-            token = answer.json()
-            self._authorization = f"Bearer {token.get('token') or token.get('access_token')}"
+            self._authorization = f"Bearer {self._token_of(answer)}"
+
+    def _token_of(self, answer: httpx2.Response) -> str:
+        try:
+            told = answer.json()
+            found = told.get("token") or told.get("access_token")
+        except (ValueError, AttributeError, RecursionError):
+            found = None
+        if not isinstance(found, str):
+            raise RegistryError(
+                f"{self.reference.registry} names {answer.url.host}, which gives no token",
+                retryable=False,
+            )
+        return found
 
 
 def _is_at(fd: int, path: str) -> bool:
