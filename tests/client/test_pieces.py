@@ -14,6 +14,7 @@ from ringfence.client import Client
 from ringfence.client._sync.contexts import RemoteContext
 from ringfence.client._sync.process import wait_for
 from ringfence.client._sync.stream import RemoteStream
+from ringfence.contexts.context import Turn
 from ringfence.errors import (
     ExecError,
     InvalidRequest,
@@ -427,6 +428,16 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(
     assert (asked, [3.0] * (asked - 1)) == (len(server.requests), waits)
 
 
+def test_an_error_that_nobody_can_read_is_of_something_else(tmp_path: Path) -> None:
+    for number, content in enumerate((b"<html>", b"[" * 100_000)):
+        answer = Answer(content, 500, {"content-type": "application/problem+json"})
+        with (
+            served(tmp_path / str(number), lambda _, told=answer: told) as (client, _),
+            pytest.raises(ServerUnreachable, match="500"),
+        ):
+            client.health()
+
+
 def test_what_is_asked_again_has_its_answer(tmp_path: Path, waits: list[float]) -> None:
     answers: Any = iter([None, problem(503, "io"), None, as_json({"a": 1})])
     with served(tmp_path / "s", lambda _: next(answers), retries=3) as (client, server):
@@ -565,3 +576,68 @@ def test_a_cell_whose_caller_fails_is_interrupted_and_no_other(tmp_path: Path) -
             context.run("code")
         assert not context.running
         assert not server.requests[-1].path.endswith("/interrupt")
+
+
+def test_what_the_end_of_a_cell_says_is_told(tmp_path: Path) -> None:
+    error = {"name": "ValueError", "value": "no", "traceback": "where"}
+    more = {"execution_count": 7, "timed_out": True, "running": False}
+    answer = lines(
+        piece(0, "start", cell="cell-1"), piece(9, "end", error=error, **{**DONE, **more})
+    )
+    errors: list[Any] = []
+    with served(tmp_path / "s", lambda _: answer, retries=0) as (client, _):
+        context = context_of(client)
+        found = context.run("code", on_error=errors.append)
+    assert (7, True, False) == (found.execution_count, found.timed_out, context.running)
+    assert error == vars(found.error)
+    assert [found.error] == errors
+
+
+def test_a_cell_whose_caller_has_gone_does_not_run_or_is_interrupted(tmp_path: Path) -> None:
+    turn = Turn()
+
+    def script(request: Request) -> Answer:
+        turn.is_abandoned = True
+        if request.path.endswith("/interrupt"):
+            return Answer()
+        return lines(piece(0, "start", cell="cell-1"), piece(9, "end", error=None, **DONE))
+
+    with served(tmp_path / "s", script, retries=0) as (client, server):
+        context_of(client).follow(turn, "code")
+        assert ["POST cells", "POST interrupt"] == server.asked
+        assert {"cell_id": "cell-1"} == server.requests[-1].query
+        assert "" == context_of(client).follow(turn, "code").stdout
+        assert 2 == len(server.requests), "it was not begun at all"
+        for wrong in ({"on_stdout": 5}, {"on_error": "x"}, {"timeout_s": 0}):
+            with pytest.raises(InvalidRequest):
+                context_of(client).run("code", **wrong)
+        assert 2 == len(server.requests)
+
+
+def test_a_context_is_begun_again_as_it_was_and_ended(tmp_path: Path) -> None:
+    ids = iter(["ctx-a", "ctx-b"])
+
+    def script(request: Request) -> Answer:
+        if request.method == "DELETE":
+            return problem(404, "exec_not_found")
+        if request.path.endswith("/variables"):
+            return as_json({"items": [{"name": "x"}]})
+        return as_json({"id": next(ids), "language": "bash", "running": True})
+
+    with served(tmp_path / "s", script, retries=0) as (client, server):
+        context = RemoteContext(
+            client._transport, "/v1/sandboxes/sbx-a", "bash", cwd="/srv", env={"A": "b"}
+        )
+        assert "ctx-a" == context.id
+        context.running = False
+        context.restart()
+        assert ("ctx-b", True) == (context.id, context.running)
+        assert [{"name": "x"}] == context.variables()
+        context.close()
+        assert not context.running
+        begun, again, looked, ended = server.requests
+    at = "/v1/sandboxes/sbx-a/contexts"
+    assert [at, f"{at}/ctx-a/restart", f"{at}/ctx-b/variables", f"{at}/ctx-b"] == [
+        each.path for each in (begun, again, looked, ended)
+    ]
+    assert {"language": "bash", "cwd": "/srv", "env": {"A": "b"}} == begun.form == again.form

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import make_sync_client
 
 from ringfence import AsyncSandbox, Sandbox, SessionManager
 from ringfence.client import AsyncClient, AsyncRemoteSandbox, Client, RemoteSandbox
@@ -133,6 +136,30 @@ def test_the_verbs_of_a_manager_are_those_of_a_server_s() -> None:
 def test_switching_is_one_argument(kind: type[Any]) -> None:
     for name in ("create", "restore", "snapshots", "delete_snapshot"):
         assert "server" in inspect.signature(getattr(kind, name)).parameters
+
+
+_MADE = [
+    path.name
+    for path in sorted((ROOT / "src/ringfence/client/_async").glob("*.py"))
+    if path.name not in make_sync_client.WRITTEN_BY_HAND
+]
+
+
+@pytest.mark.parametrize("name", _MADE)
+def test_both_halves_do_the_same_in_the_same_order(name: str) -> None:
+    """Whatever is put right in one of them, and only there, is wrong in the other."""
+    client = ROOT / "src/ringfence/client"
+    made = make_sync_client.without_waiting((client / "_async" / name).read_text("utf-8"))
+    there = (client / "_sync" / name).read_text("utf-8")
+
+    assert [*_statements(made)] == [*_statements(there)]
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Top-level statements of a module but its imports, in a form of their own, line breaks forgotten."""
+    for each in ast.parse(text).body:
+        if not isinstance(each, ast.Import | ast.ImportFrom | ast.If):
+            yield ast.dump(each)
 
 
 @pytest.mark.full

@@ -45,7 +45,7 @@ def object_of(content: bytes) -> Any:
     """
     try:
         form = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         form = None
     if not isinstance(form, dict):
         raise ServerUnreachable("answered in a form that is not Ringfence's")

@@ -303,7 +303,7 @@ def _error(response: httpx2.Response) -> Exception:
     media_type = response.headers.get("content-type", "")
     try:
         form = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         form = None
     return error_of(response.status_code, media_type, form)
 
