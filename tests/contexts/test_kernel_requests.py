@@ -28,6 +28,7 @@ from ringfence.contexts.execution import (
     MOST_OUTPUT_BYTES,
     MOST_PART_BYTES,
     MOST_PARTS,
+    MOST_PROMPTS,
     MOST_RESULTS,
     Cell,
     CellError,
@@ -513,6 +514,38 @@ def test_each_bound_of_a_cell_is_one() -> None:
     for number in range(MOST_LOGS + 1):
         cell.take("out" if number % 2 else "err", "-", b"x")
     assert (MOST_LOGS, 1) == (len(cell.execution.logs), cell.execution.dropped_bytes)
+
+
+def test_pieces_that_the_follower_has_stay_as_they_are_and_none_is_long() -> None:
+    cell = Cell("ab")
+    for text in (b"a", b"b"):
+        cell.take("out", "-", text)
+    news = cell.wait(0, wants_pieces=True)[0]
+    assert ["ab"] == [each.text for each in news]
+    cell.take("out", "-", b"c")
+    cell.take("err", "-", b"d")
+    cell.take("err", "-", "ä".encode()[:1])
+    cell.take("err", "-", "ä".encode()[1:])
+    assert ["c", "dä"] == [each.text for each in cell.wait(0, wants_pieces=True)[0]]
+    assert ["ab"] == [each.text for each in news]
+    assert ([], [], []) == cell.wait(0, wants_pieces=True)
+    cell.take("out", "-", b"x" * (1 << 16))
+    cell.take("out", "-", b"y")
+    assert [1 << 16, 1] == [len(each.text) for each in cell.execution.logs[-2:]]
+    cell.wait(0, wants_pieces=False)
+    cell.take("out", "-", b"z")
+    assert "yz" == cell.execution.logs[-1].text, "who wants no pieces has none"
+    for _ in range(MOST_PROMPTS + 1):
+        cell.take("input", "-", b"p" * (1 << 17))
+    prompts = cell.wait(0, wants_pieces=False)[2]
+    assert (MOST_PROMPTS, {1 << 16}) == (len(prompts), {len(each) for each in prompts})
+    forgetful = Cell("ab", forgets=True)
+    for text in ("a", "b"):
+        forgetful.take("out", "-", text.encode())
+        forgetful.take("main", "-", b"")
+        logs, results, _ = forgetful.wait(0, wants_pieces=True)
+        assert ([text], 1) == ([each.text for each in logs], len(results))
+        assert ([], []) == (forgetful.execution.logs, forgetful.execution.results)
 
 
 def test_a_cell_that_is_over_stays_as_it_is() -> None:

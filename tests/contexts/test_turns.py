@@ -267,6 +267,38 @@ class TestTurns:
         assert context.hold()
         context.let_go()
 
+    @pytest.mark.parametrize("verb", ["variables", "restart", "go_on_as"])
+    def test_what_else_is_asked_of_the_kernel_waits_for_the_cell_too(
+        self, host: Host, verb: str
+    ) -> None:
+        script = serving(
+            "say('hello')\nsay('part', cell or '-', b'[]', 'application/json')\n"
+            "if cell:\n    say('main', cell)\n    say('done', cell, b'1 0')"
+        )
+        context, begun = host.context(script, "python"), threading.Event()
+        send, start = context._send, host.start
+
+        def sending(data: bytes, most_s: float = PATIENCE_S) -> None:
+            begun.set()
+            send(data, most_s)
+
+        def starting(*argv: Any, **options: Any) -> Any:
+            begun.set()
+            return start(*argv, **options)
+
+        def copy(feed: Callable[[bytes], None]) -> Any:
+            return starting([], stream_stdin=True, on_stdout=feed)
+
+        context._send, host.start = sending, starting  # type: ignore[method-assign]
+        given = [copy] if verb == "go_on_as" else []
+        assert context.hold()
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(getattr(context, verb), *given)
+            is_early = begun.wait(0.05)
+            context.let_go()
+            asked.result(PATIENCE_S)
+        assert (False, True) == (is_early, begun.is_set())
+
     def test_a_suspended_sandbox_begins_no_cell(self, host: Host) -> None:
         context = host.context(serving(ECHO))
         host.state = "suspended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from ringfence import Limits, SandboxSpec
 from ringfence.e2b import template_steps
 from ringfence.e2b.settings import E2BSettings
-from ringfence.model.template import TemplateRequest
-from ringfence.store.templates import READY
+from ringfence.model.template import TemplateRequest, TemplateStep
+from ringfence.store.templates import FAILED, READY
 from tests.e2b.here import Here
 
 pytestmark = pytest.mark.anyone
@@ -222,3 +223,70 @@ async def test_a_build_is_of_its_template(ann: Client) -> None:
     assert 404 == begun.status_code
     for name, code in (("0" * 63, 400), ("A" * 64, 400), ("0" * 64, 201)):
         assert code == (await ann("GET", f"/templates/app/files/{name}")).status_code, name
+
+
+async def test_files_are_those_of_the_templates_owner_whoever_asks(
+    here: Here, ann: Client, bob: Client
+) -> None:
+    admin, name = Client(here, "root", "admin"), "0a" * 32
+    of_ann, of_bob, own = [await each.reserve("app") for each in (ann, bob, admin)]
+
+    async def asked(client: Client, template: dict[str, Any]) -> dict[str, Any]:
+        found = await client("GET", f"/templates/{template['templateID']}/files/{name}")
+        assert 201 == found.status_code, found.text
+        form: dict[str, Any] = found.json()
+        return form
+
+    for client, template in ((ann, of_ann), (admin, of_ann), (bob, of_bob), (admin, own)):
+        assert not (await asked(client, template))["present"]
+    put = await here.ask("PUT", (await asked(admin, of_ann))["url"], content=b"files")
+    assert 200 == put.status_code, put.text
+    present = [
+        (await asked(client, template))["present"]
+        for client, template in ((ann, of_ann), (admin, of_ann), (bob, of_bob), (admin, own))
+    ]
+    assert [True, True, False, False] == present
+
+
+async def test_an_upload_is_for_a_hash_and_a_template_that_are_there(
+    here: Here, ann: Client
+) -> None:
+    template, until = (await ann.reserve("app"))["templateID"], int(time.time()) + 60
+    for at, name, status in (
+        (template, "0" * 64, 200),
+        (template, "A" * 64, 404),
+        (template, "0" * 63, 404),
+        ("none", "0" * 64, 404),
+    ):
+        signature = here.shared.tokens.upload(at, name, until)
+        url = f"/templates/{at}/files/{name}?until={until}&signature={signature}"
+        assert status == (await here.ask("PUT", url, content=b"x")).status_code, (at, name)
+
+
+async def test_a_build_that_failed_says_at_which_step_and_why(here: Here, ann: Client) -> None:
+    """Of a user whom the sandbox does not have in the words that E2B's programs look for."""
+    made = await ann.reserve("app")
+    steps = [TemplateStep(run=("bash", "-c", each)) for each in ("first", "second")]
+    steps.append(TemplateStep(env={"A": "b"}))
+    form = TemplateRequest(name="app", steps=tuple(steps), base=SandboxSpec()).to_json()
+    why = "unknown user 'alice'"
+
+    def refused(command: str) -> str:
+        said = "unauthenticated: invalid username: 'alice'"
+        return f"failed to run command '{command}': command failed: {said} ({why})"
+
+    for step, request, error, shown, message in (
+        (0, form, "no base", "0", "no base"),
+        (1, form, "it failed", "1", "it failed"),
+        (1, form, why, "1", refused("first")),
+        (2, form, why, "2", refused("second")),
+        (3, form, why, "3", refused("")),
+        (4, form, "it ended", "finalize", "it ended"),
+        (7, {"limits": {}}, "is not supported", "7", "is not supported"),
+        (1, form, f"so: {why}", "1", f"so: {why}"),
+    ):
+        columns = {"step": step, "error": error, "request": json.dumps(request)}
+        here.manager.templates.records.change_build(made["buildID"], status=FAILED, **columns)
+        found = (await ann("GET", f"/templates/app/builds/{made['buildID']}/status")).json()
+        assert "error" == found["status"]
+        assert {"message": message, "step": shown, "logEntries": []} == found["reason"]

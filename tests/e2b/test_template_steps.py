@@ -280,6 +280,14 @@ def test_a_build_is_what_was_asked_for_with_the_servers_network(here: Here) -> N
     assert (True, [True, False]) == (again.fresh, [each.fresh for each in again.steps])
 
 
+def test_a_build_is_for_the_tier_that_the_server_has(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tiers, tier in ((("light", "strong"), "light"), (("strong",), "strong")):
+        monkeypatch.setattr(here.backend, "tiers", tiers, raising=False)
+        assert tier == request(here, {}, Limits()).base.tier
+
+
 def test_a_build_asks_for_no_more_than_its_client_gets(here: Here) -> None:
     with pytest.raises(Forbidden) as refused:
         request(here, {}, Limits(pids=51))

@@ -15,15 +15,35 @@ from typing import Any
 import pytest
 from tests.unconfined import Unconfined
 
+from ringfence import SandboxSpec
 from ringfence.api.access.caller import ADMIN, TOKEN, Caller
-from ringfence.api.routes import contexts, events, files, forks, output, snapshots
+from ringfence.api.access.ceilings import Ceilings
+from ringfence.api.access.permissions import Permissions
+from ringfence.api.routes import (
+    contexts,
+    events,
+    files,
+    forks,
+    health,
+    output,
+    sandboxes,
+    snapshots,
+)
 from ringfence.api.service import Service
 from ringfence.api.streaming.breaking import BrokenOff
 from ringfence.api.streaming.cells import sending_of
 from ringfence.api.streaming.runs import find_run, sandbox_of
-from ringfence.errors import ExecNotFound, InvalidRequest, IoError, LifecycleError, SandboxNotFound
+from ringfence.errors import (
+    ExecNotFound,
+    InvalidRequest,
+    IoError,
+    LifecycleError,
+    QuotaExceeded,
+    SandboxNotFound,
+)
 from ringfence.execs.execs import Execs
 from ringfence.execs.run import Run
+from ringfence.model.acquire import AcquireOptions
 from ringfence.model.execs.exec import ExecRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
@@ -417,6 +437,75 @@ async def test_snapshots_come_in_pages_also_those_of_one_sandbox(
             scene.manager.delete_snapshot(name)
         for each in (other, strangers):
             scene.manager.terminate(each.id)
+
+
+def asking() -> Any:
+    """A request as routes note on it what they have made."""
+    return SimpleNamespace(state=SimpleNamespace())
+
+
+async def test_a_client_that_keeps_as_many_snapshots_as_it_may_takes_none(
+    scene: Scene, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = Permissions(most=Ceilings(snapshots=1))
+    monkeypatch.setattr(scene.service, "permissions", most)
+    made: list[str] = []
+    try:
+        for caller, is_refused in ((ANN, False), (ANN, True), (OPS, False), (ANN, True)):
+            request = asking()
+            taking = snapshots.take(live.sandbox_id, request, scene.service, caller)
+            if is_refused:
+                with pytest.raises(QuotaExceeded):
+                    await taking
+                assert not hasattr(request.state, "made")
+                continue
+            made.append(json.loads(bytes((await taking).body))["id"])
+            assert made[-1] == request.state.made
+        assert {*made} == {each.id for each in scene.manager.snapshots(None)}
+    finally:
+        for name in made:
+            scene.manager.delete_snapshot(name)
+
+
+# -- sandboxes and their tokens ------------------------------------------------------------------
+
+
+async def test_a_token_is_of_the_sandboxs_owner_whoever_makes_it(scene: Scene, live: Live) -> None:
+    for caller in (ANN, OPS):
+        request = asking()
+        response = await sandboxes.make_token(live.sandbox_id, request, scene.service, caller)
+        made = json.loads(bytes(response.body))
+        opened = scene.service.authenticator.caller(made["key"])
+        assert opened is not None
+        assert ("ann", TOKEN, live.sandbox_id) == (opened.client, opened.scope, opened.sandbox)
+        assert made["id"] == request.state.made == opened.key
+
+
+def test_an_id_that_was_used_before_makes_no_sandbox(scene: Scene) -> None:
+    mine, bobs = scene.live(), scene.live("bob")
+    scene.manager.terminate(mine.id)
+    for taken in (mine.sandbox_id, bobs.sandbox_id):
+        before = len(scene.manager.index.all())
+        with pytest.raises(InvalidRequest) as refused:
+            sandboxes._create(
+                scene.service, scene.execs, ANN, SandboxSpec(), AcquireOptions(preferred_id=taken)
+            )
+        assert "id" == refused.value.field
+        assert before == len(scene.manager.index.all())
+    scene.manager.terminate(bobs.id)
+
+
+def test_of_all_bounds_on_sandboxes_the_lowest_is_told(scene: Scene) -> None:
+    config = scene.manager.config
+    server = config.max_sandboxes
+    for of_client, of_key, most in (
+        (None, None, server), (7, None, 7), (7, 3, 3), (3, 7, 3), (None, 0, 0), (server + 1, None, server),
+    ):  # fmt: skip
+        manager = SimpleNamespace(
+            config=SimpleNamespace(max_sandboxes=server, max_of_client=of_client)
+        )
+        service: Any = SimpleNamespace(manager=manager)
+        assert most == health._most_sandboxes(service, Caller("ann", max_sandboxes=of_key))
 
 
 # -- execs and contexts --------------------------------------------------------------------------

@@ -488,6 +488,19 @@ def test_the_holder_of_a_directory_is_told_and_waited_for(
     assert not ask(state)
 
 
+def test_a_link_to_the_lock_of_another_directory_leads_to_no_daemon(
+    state: str, holder: Any, tmp_path: Path
+) -> None:
+    process = holder()
+    (linked := tmp_path / "linked").mkdir()
+    (linked / LOCK).symlink_to(Path(state, LOCK))
+    for ask in (succession.is_held, succession.take_over, succession.stop):
+        with pytest.raises(OSError, match="symbolic links"):
+            ask(str(linked))
+    assert succession.is_held(state)
+    assert process.poll() is None
+
+
 def test_a_holder_that_does_not_end_is_said_to_hold(
     state: str, holder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +21,13 @@ from tests.unconfined import Unconfined
 
 from ringfence.api.access.audit import Audit
 from ringfence.api.access.caller import USER
+from ringfence.api.loop_share import LoopShare
 from ringfence.daemon import serve as module
 from ringfence.daemon.config import DaemonConfig
 from ringfence.daemon.holding import held
+from ringfence.daemon.succession import LEAVE
 from ringfence.errors import InvalidRequest, IoError
+from ringfence.sessions import liveness
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 
@@ -112,6 +119,99 @@ def test_all_that_served_is_closed_and_uses_of_keys_are_written_down(
     assert [] == daemon.service.manager.index.all()
     assert daemon.is_closed()
     assert 1 == len((tmp_path / "s" / "audit.log").read_text().splitlines())
+
+
+class LeftError(BaseException):
+    """What ends this process, which it does not here."""
+
+
+@pytest.mark.parametrize(
+    ("outlive_s", "is_told", "leaves"),
+    [(60.0, True, True), (0.0, True, False), (60.0, False, False)],
+)
+def test_a_daemon_that_is_told_to_leave_writes_all_down_and_ends_no_sandbox(
+    daemon_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    outlive_s: float,
+    is_told: bool,
+    leaves: bool,
+) -> None:
+    daemon, said, left = daemon_of(outlive_s), list[str](), list[tuple[int, list[str], int]]()
+
+    def heard(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        return lambda *given: (said.append(name), real(*given))[1]
+
+    for name in ("tidy", "save"):
+        monkeypatch.setattr(liveness, name, heard(name, getattr(liveness, name)))
+
+    def run(app: Any) -> bool:
+        keys, manager = app.state.service.authenticator, app.state.service.manager
+        assert keys.caller(keys.make(owner="ann", scope=USER)[1])
+        manager.store.note_keys = heard("keys", manager.store.note_keys)
+        sandbox_of(app)
+        said.clear()
+        monkeypatch.setattr(logging, "shutdown", lambda: said.append("log"))
+        monkeypatch.setattr(os, "_exit", leave)
+        return is_told
+
+    def leave(code: int) -> None:
+        monkeypatch.undo()
+        left.append((code, [*said], len(daemon.service.manager.index.all())))
+        raise LeftError
+
+    with pytest.raises(LeftError) if leaves else nullcontext():
+        daemon.serve(run)
+    assert ([(0, ["keys", "tidy", "save", "log"], 1)] if leaves else []) == left
+    assert [] == daemon.service.manager.index.all(), "this process goes on, and ends them after all"
+
+
+@pytest.mark.parametrize(("signum", "leaves"), [(signal.SIGTERM, False), (LEAVE, True)])
+def test_who_asks_a_daemon_that_ends_is_answered_and_nobody_else_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, leaves: bool
+) -> None:
+    state: Any = SimpleNamespace(service=SimpleNamespace(share=LoopShare()))
+    config = DaemonConfig(state_dir=str(tmp_path / "s"), listen="127.0.0.1:0")
+    path, said, answers = tmp_path / "s" / "ringfence.sock", list[str](), list[bytes]()
+    monkeypatch.setattr("ringfence.daemon.memory.give_back", lambda: beside("memory"))
+
+    async def beside(name: str) -> None:
+        said.append(f"{name} begins")
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            said.append(f"{name} ends")
+
+    async def front(_scope: Any, _receive: Any, send: Any) -> None:
+        os.kill(os.getpid(), signum)
+        until = time.monotonic() + 2
+        while path.exists() and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        body = b"there" if path.exists() else b"hidden"
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def ask() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            while data := client.recv(1 << 16):
+                answers.append(data)
+
+    def ready(addresses: list[str]) -> None:
+        assert [f"unix:{path}", "http://127.0.0.1:"] == [
+            addresses[0], addresses[1].rstrip("0123456789")
+        ]  # fmt: skip
+        asking.start()
+
+    asking = threading.Thread(target=ask)
+    with held(config) as mine:
+        app: Any = SimpleNamespace(state=state)
+        told = module.run(config, app, front, mine, ready, lambda: [beside("other")])
+    asking.join()
+    assert leaves == told
+    assert b"".join(answers).endswith(b"\r\n\r\nhidden")
+    assert {"memory begins", "other begins", "memory ends", "other ends"} == {*said}
 
 
 @pytest.mark.parametrize(
