@@ -240,8 +240,10 @@ def test_the_same_files_have_the_same_digest_whenever_they_are_sent(tmp_path: Pa
         assert (0, 0, "", "", 0) == (
             member.uid, member.gid, member.uname, member.gname, member.mtime
         )  # fmt: skip
-    with pytest.raises(FileNotFound):
-        uploads.upload(asked, str(tmp_path / "none"))  # type: ignore[arg-type]
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("none", "dangling"):
+        with pytest.raises(FileNotFound):
+            uploads.upload(asked, str(tmp_path / name))  # type: ignore[arg-type]
 
 
 # -- servers inside --------------------------------------------------------------------------------

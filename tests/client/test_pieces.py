@@ -585,9 +585,10 @@ def test_what_the_end_of_a_cell_says_is_told(tmp_path: Path) -> None:
         piece(0, "start", cell="cell-1"), piece(9, "end", error=error, **{**DONE, **more})
     )
     errors: list[Any] = []
-    with served(tmp_path / "s", lambda _: answer, retries=0) as (client, _):
+    with served(tmp_path / "s", lambda _: answer, retries=0) as (client, server):
         context = context_of(client)
-        found = context.run("code", on_error=errors.append)
+        found = context.run("code", timeout_s=5, on_error=errors.append)
+        assert {"code": "code", "timeout_s": 5, "input": False} == server.requests[0].form
     assert (7, True, False) == (found.execution_count, found.timed_out, context.running)
     assert error == vars(found.error)
     assert [found.error] == errors

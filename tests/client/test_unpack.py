@@ -299,3 +299,20 @@ def test_a_download_that_breaks_off_leaves_no_new_file(tmp_path: Path) -> None:
     assert path.exists(), "what was there is not removed"
     with pytest.raises(IsADirectory), created(str(tmp_path), overwrite=True):
         pass
+
+
+def test_a_download_for_which_the_disk_has_no_room_leaves_no_new_file(tmp_path: Path) -> None:
+    """What is little is written at the end alone."""
+
+    def fill() -> None:
+        with created(str(tmp_path / "file"), overwrite=False) as file:
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, file.fileno())
+            os.close(full)
+            file.write(b"little")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        fill()
+    assert [] == os.listdir(tmp_path)
+    assert before == len(os.listdir("/proc/self/fd"))

@@ -28,7 +28,7 @@ def new_key() -> str:
 
 def upload(transport: Transport, path: str) -> str:
     """Send a file, or what is in a directory, as a tar stream; its digest."""
-    if not os.path.lexists(path):
+    if not os.path.exists(path):
         hint = "give a path on this host; a relative path starts at the current directory"
         what = f"{path}: no such file or directory on this host"
         raise FileNotFound(what, path=path, hint=hint)
