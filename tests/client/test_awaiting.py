@@ -34,9 +34,9 @@ def in_asyncio(main: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("run", [in_asyncio, trio.run])
 def test_who_waits_for_what_blocks_goes_when_cancelled(run: Run) -> None:
     goes_on = threading.Event()
-    ways = (
-        lambda: pauses.blocking(goes_on.wait, 2),
-        lambda: pauses.in_own_thread(partial(goes_on.wait, 2)),
+    ways: tuple[Callable[[], Any], ...] = (
+        partial(pauses.blocking, goes_on.wait, 2),
+        partial(pauses.in_own_thread, partial(goes_on.wait, 2)),
     )
 
     async def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -432,10 +433,14 @@ def test_an_error_that_nobody_can_read_is_of_something_else(tmp_path: Path) -> N
     for number, content in enumerate((b"<html>", b"[" * 100_000)):
         answer = Answer(content, 500, {"content-type": "application/problem+json"})
         with (
-            served(tmp_path / str(number), lambda _, told=answer: told) as (client, _),
+            served(tmp_path / str(number), partial(told, answer)) as (client, _),
             pytest.raises(ServerUnreachable, match="500"),
         ):
             client.health()
+
+
+def told(answer: Answer, _request: Request) -> Answer:
+    return answer
 
 
 def test_what_is_asked_again_has_its_answer(tmp_path: Path, waits: list[float]) -> None:

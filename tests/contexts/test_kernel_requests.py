@@ -540,11 +540,11 @@ def test_pieces_that_the_follower_has_stay_as_they_are_and_none_is_long() -> Non
     prompts = cell.wait(0, wants_pieces=False)[2]
     assert (MOST_PROMPTS, {1 << 16}) == (len(prompts), {len(each) for each in prompts})
     forgetful = Cell("ab", forgets=True)
-    for text in ("a", "b"):
-        forgetful.take("out", "-", text.encode())
+    for letter in ("a", "b"):
+        forgetful.take("out", "-", letter.encode())
         forgetful.take("main", "-", b"")
         logs, results, _ = forgetful.wait(0, wants_pieces=True)
-        assert ([text], 1) == ([each.text for each in logs], len(results))
+        assert ([letter], 1) == ([each.text for each in logs], len(results))
         assert ([], []) == (forgetful.execution.logs, forgetful.execution.results)
 
 

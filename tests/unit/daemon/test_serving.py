@@ -139,7 +139,11 @@ def test_a_daemon_that_is_told_to_leave_writes_all_down_and_ends_no_sandbox(
     daemon, said, left = daemon_of(outlive_s), list[str](), list[tuple[int, list[str], int]]()
 
     def heard(name: str, real: Callable[..., None]) -> Callable[..., None]:
-        return lambda *given: (said.append(name), real(*given))[1]
+        def noted(*given: Any) -> None:
+            said.append(name)
+            real(*given)
+
+        return noted
 
     for name in ("tidy", "save"):
         monkeypatch.setattr(liveness, name, heard(name, getattr(liveness, name)))
