@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from ringfence.errors import (
     Unsupported,
 )
 from ringfence.launcher.live import steps
+from ringfence.launcher.live.source import _leave_sequence
 from ringfence.linux import libc
 from tests.posture.reading import Process, processes_in
 
@@ -231,6 +235,126 @@ def test_timers_have_the_time_that_was_left(sandbox: Sandbox) -> None:
             assert "(1, True, 1, True, [1])" == each.run_code(ask, timeout_s=20).text
 
 
+_OF_KERNEL = """
+import ctypes, faulthandler, os, queue, resource, signal, threading
+c = ctypes.CDLL(None, use_errno=True)
+c.pthread_self.restype = ctypes.c_ulong
+faulthandler.enable(); os.umask(0o26); os.chdir('/tmp')
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+asked, told = queue.Queue(), queue.Queue()
+def work():
+    c.prctl(15, b'working', 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [12])
+    while True: told.put(asked.get()())
+def there(what):
+    asked.put(what)
+    return told.get()
+worker = threading.Thread(target=work, daemon=True)
+worker.start(); there(int)
+signal.pthread_kill(worker.ident, 12)
+signal.pthread_sigmask(signal.SIG_BLOCK, [10]); signal.pthread_kill(threading.get_ident(), 10)
+def of_thread():
+    area = c.pthread_self() + ctypes.c_ssize_t.in_dll(c, '__rseq_offset').value
+    registered = c.syscall(334, ctypes.c_ulong(area), 32, 0, 0x53053053), ctypes.get_errno()
+    robust = [ctypes.c_ulong(), ctypes.c_ulong()]
+    robust.append(c.syscall(274, 0, *(ctypes.byref(each) for each in robust)))
+    stack = ctypes.create_string_buffer(24)
+    c.sigaltstack(None, stack)
+    name = open('/proc/thread-self/comm').read()
+    waiting = sorted(signal.sigpending()), sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    return registered, [getattr(each, 'value', each) for each in robust], stack.raw, name, waiting
+def status():
+    names = 'Umask', 'Threads', 'SigPnd', 'ShdPnd', 'SigBlk', 'SigIgn', 'SigCgt'
+    return [row.split() for row in open('/proc/self/status') if row.split(':')[0] in names]
+limits = lambda: [resource.getrlimit(each) for each in range(15)]
+# Securebits, no_new_privs, and whether it is dumpable. Then how many rulesets of Landlock may be added yet.
+told_by_prctl = lambda: [c.prctl(each, 0, 0, 0, 0) for each in (27, 39, 3)]
+def layers():
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    handled, made = ctypes.c_uint64(1), 0
+    while (fd := c.syscall(444, ctypes.byref(handled), 8, 0)) >= 0 and not c.syscall(446, fd, 0):
+        os.close(fd)
+        made += 1
+    os._exit(made)
+"""
+
+
+def test_the_kernel_knows_of_a_copy_what_it_knew_of_its_source(sandbox: Sandbox) -> None:
+    """The C library relies on it, and has no way to hear that it is in another process."""
+    assert sandbox.run_code(_OF_KERNEL).error is None
+    tell = "of_thread(), there(of_thread), status(), limits(), os.getcwd(), told_by_prctl(), layers()"
+    before = sandbox.run_code(tell).text
+    assert before is not None
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        found = fork.run_code(tell).text
+
+    assert before == found
+    # EBUSY: just so it is registered for restartable sequences.
+    registered = "print([each()[0] for each in (of_thread, lambda: there(of_thread))])"
+    assert "[(-1, 16), (-1, 16)]\n" == sandbox.run_code(registered).logs[0].text, "the control"
+
+
+_TIMES = """
+import ctypes, fcntl, os, select, signal, struct
+c = ctypes.CDLL(None)
+def timer(clock, flags, *words):
+    fd = c.timerfd_create(clock, flags)
+    c.timerfd_settime(fd, 0, struct.pack('4q', *words), None)
+    return fd
+def left(fd):
+    words = ctypes.create_string_buffer(32)
+    c.timerfd_gettime(fd, words)
+    *interval, seconds, _ = struct.unpack('4q', words.raw)
+    return [*interval, seconds // 100, fcntl.fcntl(fd, 1), fcntl.fcntl(fd, 3) & 0o4000]
+once, often = timer(1, 0, 0, 0, 1050, 0), timer(1, 0o4000, 5, 500, 2050, 0)
+of_day, over = timer(0, 0, 0, 0, 3050, 0), timer(1, 0, 0, 0, 0, 1)
+unset = c.timerfd_create(1, 0o2000000)
+poll = select.poll(); poll.register(over); poll.poll()
+signal.setitimer(signal.ITIMER_PROF, 1050, 7); signal.setitimer(signal.ITIMER_VIRTUAL, 2050)
+"""
+
+
+def test_timers_are_set_in_a_copy_as_in_its_source(sandbox: Sandbox) -> None:
+    assert sandbox.run_code(_TIMES).error is None
+    (fork,) = sandbox.fork(processes="required")
+    tell = (
+        "[left(fd) for fd in (once, often, of_day, unset)], int.from_bytes(os.read(over, 8), 'little'),"
+        " [(part // 100, whole) for part, whole in map(signal.getitimer, (2, 1, 0))]"
+    )
+    with fork:
+        found = [each.run_code(tell, timeout_s=20).text for each in (fork, sandbox)]
+
+    files = "[[0, 0, 10, 0, 0], [5, 500, 20, 0, 2048], [0, 0, 30, 0, 0], [0, 0, 0, 1, 0]]"
+    assert [f"({files}, 1, [(10.0, 7.0), (20.0, 0.0), (0.0, 0.0)])"] * 2 == found
+
+
+@pytest.mark.parametrize(
+    ("at", "how", "goes_on"),
+    [
+        (0, "inside", "aside"), (15, "inside", "aside"), (16, "inside", "there"), (-1, "inside", "there"),
+        (0, "in none", "there"), (0, "nowhere", "there"), (0, "not registered", "there"),
+    ],
+)  # fmt: skip
+def test_a_thread_in_a_restartable_sequence_goes_on_where_it_is_to(
+    at: int, how: str, goes_on: str
+) -> None:
+    """As after a switch: a copy may run on another processor than the one that the sequence is about."""
+    start, aside = 1 << 40, 77
+    sequence = ctypes.create_string_buffer(struct.pack("=IIQQQ", 0, 0, start, 16, aside), 32)
+    place = {"in none": 0, "nowhere": 16}.get(how, ctypes.addressof(sequence))
+    area = ctypes.create_string_buffer(struct.pack("=IIQ", 3, 3, place), 32)
+    registered = 0 if "not registered" == how else ctypes.addressof(area)
+    state: Any = SimpleNamespace(sequences=(registered, 32, 0), registers={"rip": start + at})
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    _leave_sequence(state, memory)
+    os.close(memory)
+
+    assert (aside if "aside" == goes_on else start + at) == state.registers["rip"]
+
+
 _COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"
 
 
@@ -318,7 +442,6 @@ def test_memory_that_children_do_not_inherit_goes_along(sandbox: Sandbox) -> Non
             assert "(True, 1)" == each.run_code(ask).text
 
 
-@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_a_mapped_file_that_can_be_written_goes_along_as_it_was(sandbox: Sandbox) -> None:
     """A copy has its content: what the source writes to the file later is not the copy's to see."""
     sandbox.run_code(
@@ -335,6 +458,7 @@ def test_a_mapped_file_that_can_be_written_goes_along_as_it_was(sandbox: Sandbox
         assert {"a"} == set(fork.files.read_text("/tmp/mapped"))
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_node_goes_on(sandbox: Sandbox) -> None:
     """With its heap, its event loop, its eleven threads and its server."""
     code = (

@@ -51,16 +51,14 @@ print(json.dumps(told))
 """
 # A process of its own becomes the parent of the jails.
 _RUN = """
-import json, os, signal, socket, sys, tarfile
+import json, os, select, signal, socket, sys, tarfile
 from types import SimpleNamespace
 from ringfence.backends.local.jailed.bare_jail import bare_jail, filter_of_jail
 from ringfence.backends.local.mounts.template import DEVICE, READ_ONLY, tree
 from ringfence.launcher import wire
-from ringfence.launcher.jail import aboard
 from ringfence.launcher.jail.jailer import Jailer
 from ringfence.launcher.machine_code.process_image import HEAD_IS_WRITTEN
 from ringfence.launcher.newroot import BuildError
-from ringfence.launcher.parent import fork_helper
 from ringfence.linux import fuse
 
 place, probe = sys.argv[1:3]
@@ -192,12 +190,16 @@ done["image"] = run(plan)
 
 plan = plan_of("entered")
 plan["argv"] = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", _WAITS]
-def entered(pidfd, fds, **request):
+def entered_with(pidfd, fds, **request):
     reply, answer = wire.socketpair()
-    fork_helper(aboard.serve, request, reply, [pidfd, *fds])
+    jailer.enter(request, reply, [pidfd, *fds])
     reply.close()
-    said = wire.receive_raw(answer)[0].decode()
+    said, made = wire.receive_raw(answer)
     os.wait()
+    return said.decode(), made
+def entered(pidfd, fds, **request):
+    said, made = entered_with(pidfd, fds, **request)
+    assert made == [], said
     return said
 def names(fd):
     os.lseek(fd, 0, 0)
@@ -206,6 +208,34 @@ def names(fd):
 def inside(pidfd, code, op="run", more=(), **request):
     argv = [f"{sys.base_prefix}/bin/python3", "-I", "-S", "-c", code]
     return entered(pidfd, more, op=op, argv=argv, env={"IS": "set"}, **request)
+def relay(pidfd, jail, said):
+    tasks = f"{place}/cgroup"
+    os.mkdir(tasks)
+    open(f"{tasks}/tasks", "w").close()
+    line, theirs = socket.socketpair()
+    control, other = wire.socketpair()
+    made = entered_with(
+        pidfd, [theirs.fileno(), other.fileno()], op="relay", cgroup_dirs=[tasks], cgroup_version=1,
+        filter=filter_of_jail(), token=b"",
+    )
+    theirs.close(); other.close()
+    pid, (its,) = int(made[0][1:]), made[1]
+    wire.send(control, ({"batches": [], "port": 0}, True))
+    line.settimeout(30)
+    assert line.recv(100), "it passes plans on once it is locked down"
+    proc = f"/proc/{pid}"
+    said["relay"] = {
+        "status": dict(row.split(":", 1) for row in open(f"{proc}/status").read().splitlines()),
+        "open": sorted(map(int, os.listdir(f"{proc}/fd"))), "tasks": open(f"{tasks}/tasks").read(),
+        "null": [os.readlink(f"{proc}/fd/{number}") for number in range(3)],
+        "owner": os.stat(f"{proc}/environ").st_uid,
+        "elsewhere": [each for each in os.listdir(f"{proc}/ns") if each[-9:] != "_children"
+                      and os.readlink(f"{proc}/ns/{each}") != os.readlink(f"/proc/{jail}/ns/{each}")],
+    }
+    control.close()
+    poll = select.poll()
+    poll.register(its, select.POLLIN)
+    said["relay"]["ends"] = bool(poll.poll(30000))
 def visit(ours):
     assert b"up" == wire.receive_raw(ours)[0], "before, its mounts are the host's"
     (pid,) = jailer.jails
@@ -250,6 +280,12 @@ def visit(ours):
     said["saved"] = names(saved)
     said["goes on"] = inside(pidfd, "print(open('/proc/1/stat').read().split()[2])")
     said["unknown"] = entered(pidfd, [], op="none")
+    said["network"], made = entered_with(pidfd, [], op="network", network={"batches": [], "port": 3128})
+    sockets = [socket.socket(fileno=fd) for fd in made]
+    said["sockets"] = [list(each.getsockname()[:2]) for each in sockets]
+    said["connected"] = inside(pidfd, "import socket; socket.create_connection(('127.0.0.1', 3128), 9)")
+    said["accepted"] = sockets[0].accept()[1][0]
+    relay(pidfd, pid, said)
     os.close(pidfd)
     wire.send_raw(ours, b"x")
 run(plan, said=[visit])
@@ -449,6 +485,27 @@ def test_the_guests_root_is_streamed_and_saved_while_it_stands_still(jails: Foun
     assert "Orf-place T\n" == said["checkpoint"], "the directory is the third descriptor"
     assert [".", "./bin", "./etc", "./home", "./more"] == said["saved"]
     assert "OT\n" != said["goes on"]
+
+
+def test_its_network_is_changed_inside_and_its_sockets_come_out(jails: Found) -> None:
+    said = jails["entered"]
+    assert ("O", [["::", 3128], ["127.0.0.53", 53]]) == (said["network"], said["sockets"])
+    assert ("O", "::ffff:127.0.0.1") == (said["connected"], said["accepted"])
+
+
+def test_who_relays_a_machines_connections_has_only_the_jails_network(jails: Found) -> None:
+    """It reads what a guest says. It is in the jail's cgroups, and ends with its line."""
+    found = jails["entered"]["relay"]
+    status = found["status"]
+    assert {0} == {int(status[name], 16) for name in status if name[:3] == "Cap"}
+    assert ("1", "2") == tuple(status[name].strip() for name in ("NoNewPrivs", "Seccomp"))
+    assert "ringfence-relay" == status["Name"].strip()
+    assert [] == found["elsewhere"], "all of its namespaces are the jail's"
+    assert ([0, 1, 2, 3, 4, 5], ["/dev/null"] * 3) == (found["open"], found["null"])
+    assert ("0", True) == (found["tasks"], found["ends"])
+    if os.geteuid() == 0:
+        assert [] == status["Groups"].split()
+        assert 0 == found["owner"], "nobody inside traces it"
 
 
 def test_more_is_mounted_in_a_jail_or_nothing_of_it(jails: Found) -> None:
