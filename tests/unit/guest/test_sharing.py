@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,8 +94,10 @@ class TestBeats:
 
     @pytest.fixture
     def ends(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        monkeypatch.setattr(streamed, "BEAT_S", 0.005)
-        monkeypatch.setattr(streamed, "SILENT_S", 0.05)
+        turns = itertools.count(0.0, 4.0)  # each turn takes so long, however busy the host is
+        monkeypatch.setattr(streamed, "time", SimpleNamespace(monotonic=lambda: next(turns)))
+        monkeypatch.setattr(streamed, "BEAT_S", 0.001)
+        monkeypatch.setattr(streamed, "SILENT_S", 50.0)
         near, far = socket.socketpair()
         control, theirs = wire.socketpair()
         yield near, far, control, theirs
@@ -113,7 +117,7 @@ class TestBeats:
     def test_beats_are_nobodys_requests_and_keep_it_alive(
         self, ends: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(streamed, "SILENT_S", 30.0)
+        monkeypatch.setattr(streamed, "SILENT_S", 1e9)
         near, far, control, theirs = ends
         far.sendall(frame(streamed.CLOCK, CONTROL, b"0"))
         wire.send_raw(control, b"an answer")

@@ -226,12 +226,17 @@ def relay(pidfd, jail, said):
     proc = f"/proc/{pid}"
     said["relay"] = {
         "status": dict(row.split(":", 1) for row in open(f"{proc}/status").read().splitlines()),
-        "open": sorted(map(int, os.listdir(f"{proc}/fd"))), "tasks": open(f"{tasks}/tasks").read(),
-        "null": [os.readlink(f"{proc}/fd/{number}") for number in range(3)],
-        "owner": os.stat(f"{proc}/environ").st_uid,
-        "elsewhere": [each for each in os.listdir(f"{proc}/ns") if each[-9:] != "_children"
-                      and os.readlink(f"{proc}/ns/{each}") != os.readlink(f"/proc/{jail}/ns/{each}")],
+        "tasks": open(f"{tasks}/tasks").read(), "owner": os.stat(f"{proc}/environ").st_uid,
     }
+    if is_root:  # whom else it is hidden from
+        said["relay"].update({
+            "open": sorted(map(int, os.listdir(f"{proc}/fd"))),
+            "null": [os.readlink(f"{proc}/fd/{number}") for number in range(3)],
+            "elsewhere": [
+                each for each in os.listdir(f"{proc}/ns") if each[-9:] != "_children"
+                and os.readlink(f"{proc}/ns/{each}") != os.readlink(f"/proc/{jail}/ns/{each}")
+            ],
+        })
     control.close()
     poll = select.poll()
     poll.register(its, select.POLLIN)
@@ -500,12 +505,12 @@ def test_who_relays_a_machines_connections_has_only_the_jails_network(jails: Fou
     assert {0} == {int(status[name], 16) for name in status if name[:3] == "Cap"}
     assert ("1", "2") == tuple(status[name].strip() for name in ("NoNewPrivs", "Seccomp"))
     assert "ringfence-relay" == status["Name"].strip()
-    assert [] == found["elsewhere"], "all of its namespaces are the jail's"
-    assert ([0, 1, 2, 3, 4, 5], ["/dev/null"] * 3) == (found["open"], found["null"])
     assert ("0", True) == (found["tasks"], found["ends"])
+    assert 0 == found["owner"], "nobody inside traces it"
     if os.geteuid() == 0:
         assert [] == status["Groups"].split()
-        assert 0 == found["owner"], "nobody inside traces it"
+        assert [] == found["elsewhere"], "all of its namespaces are the jail's"
+        assert ([0, 1, 2, 3, 4, 5], ["/dev/null"] * 3) == (found["open"], found["null"])
 
 
 def test_more_is_mounted_in_a_jail_or_nothing_of_it(jails: Found) -> None:

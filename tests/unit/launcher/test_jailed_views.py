@@ -25,7 +25,7 @@ from ringfence.linux import privileges
 from ringfence.policy import filters
 
 pytestmark = pytest.mark.root
-_PATIENCE_S = 60
+_PATIENCE_S = 20
 _HOST_ID = 700000
 _GET_DUMPABLE, _GET_SECUREBITS = 3, 27  # prctl(2)
 _LINKS = [each for each in ("/bin", "/lib", "/lib64") if os.path.islink(each)]

@@ -19,7 +19,7 @@ from ringfence.launcher import wire
 from ringfence.launcher.jail.jailer import Jailer, JailRecord
 from ringfence.linux import files, namespaces, privileges
 
-_PATIENCE_S = 30
+_PATIENCE_S = 20
 
 # In a process of its own, which becomes the parent of the jail. Its cgroups are plain directories: in none
 # of them is a file `tasks`, or below a file none can be made. The jail has mounts of its own, and so waits
