@@ -308,7 +308,8 @@ def left(fd):
     words = ctypes.create_string_buffer(32)
     c.timerfd_gettime(fd, words)
     *interval, seconds, _ = struct.unpack('4q', words.raw)
-    return [*interval, seconds // 100, fcntl.fcntl(fd, 1), fcntl.fcntl(fd, 3) & 0o4000]
+    clock = open(f'/proc/self/fdinfo/{fd}').read().partition('clockid:')[2].split()[0]
+    return [clock, *interval, seconds // 100, fcntl.fcntl(fd, 1), fcntl.fcntl(fd, 3) & 0o4000]
 once, often = timer(1, 0, 0, 0, 1050, 0), timer(1, 0o4000, 5, 500, 2050, 0)
 of_day, over = timer(0, 0, 0, 0, 3050, 0), timer(1, 0, 0, 0, 0, 1)
 unset = c.timerfd_create(1, 0o2000000)
@@ -327,7 +328,10 @@ def test_timers_are_set_in_a_copy_as_in_its_source(sandbox: Sandbox) -> None:
     with fork:
         found = [each.run_code(tell, timeout_s=20).text for each in (fork, sandbox)]
 
-    files = "[[0, 0, 10, 0, 0], [5, 500, 20, 0, 2048], [0, 0, 30, 0, 0], [0, 0, 0, 1, 0]]"
+    files = (
+        "[['1', 0, 0, 10, 0, 0], ['1', 5, 500, 20, 0, 2048], ['0', 0, 0, 30, 0, 0],"
+        " ['1', 0, 0, 0, 1, 0]]"
+    )
     assert [f"({files}, 1, [(10.0, 7.0), (20.0, 0.0), (0.0, 0.0)])"] * 2 == found
 
 

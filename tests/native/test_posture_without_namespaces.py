@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence import Sandbox
+from ringfence import Mount, Sandbox
 from ringfence.backends.landlock.backend import LandlockBackend
 from ringfence.guest.tags import tag_of
 from ringfence.guest.without_namespaces.landlocked import members
@@ -112,21 +112,24 @@ def test_each_has_no_more_than_it_needs(sandbox: Sandbox) -> None:
         each.wait()
 
 
-def test_none_holds_what_is_anothers(sandbox: Sandbox) -> None:
-    inner = of(sandbox)
-    program = sandbox.start(["sleep", "600"])
-    guardian, agent, inside = (
-        opened(pid) for pid in (inner._launcher.pid, inner.pid, *programs_of(sandbox, 1))
-    )
+def test_none_holds_what_is_anothers(backend: LandlockBackend) -> None:
+    """Nor what the sandbox was made with: whoever may open it, may leave it by it."""
+    with Sandbox.create(backend=backend, mounts=[Mount("/shown", "/usr/share")]) as sandbox:
+        inner = of(sandbox)
+        program = sandbox.start(["sleep", "600"])
+        guardian, agent, inside = (
+            opened(pid) for pid in (inner._launcher.pid, inner.pid, *programs_of(sandbox, 1))
+        )
+        program.kill()
+        program.wait()
 
     assert {0, 1, 2} == {*inside}
     assert ["/dev/null"] * 3 == [agent[fd] for fd in range(3)]
     kinds = sorted([*guardian.values()])
     assert 2 == kinds.count("socket"), "the host's, and the agent's for terminals"
     assert {"anon_inode", "pidfd"} & {each.partition(":")[0] for each in kinds}
-    assert not [each for each in agent.values() if each.startswith(("/home", "/tmp"))]
-    program.kill()
-    program.wait()
+    for each in (guardian, agent):
+        assert not [path for path in each.values() if path.startswith(("/usr", "/home", "/tmp"))]
 
 
 @pytest.mark.parametrize("victim", ["guardian", "agent"])

@@ -151,6 +151,7 @@ def test_who_logs_in_as_root_is_nobody_from_then_on() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(told)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        extra_groups=[4711] if os.geteuid() == 0 else None,
         capture_output=True,
         text=True,
         check=False,

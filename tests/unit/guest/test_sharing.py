@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,30 @@ def test_files_are_asked_for_over_the_line_and_what_is_the_kernels_own_is_not(
     assert 2 == found["spared"], "both are the last to be killed for memory"
     assert {fuse.LOOKUP, fuse.READ} <= {*found["asked"]}
     assert not {fuse.INIT, fuse.INTERRUPT, fuse.DESTROY} & {*found["asked"]}
+
+
+def test_answers_reach_the_kernel_one_by_one_however_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two at once, and one in pieces. What comes after the last one is nobody's for long."""
+    monkeypatch.setattr(sharing, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(sharing, "_PAUSES", 2)
+    answers = [(4 + size).to_bytes(4, "little") + bytes([size]) * size for size in (5, 6, 7, 8)]
+    kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, port = socket.socketpair()
+    with kernel, device, ours, port:
+        ours.sendall(answers[0] + answers[1] + answers[2][:3])
+        reading = threading.Thread(target=sharing._answer, args=(device.fileno(), port.fileno()))
+        reading.start()
+        kernel.settimeout(20)
+        found = [kernel.recv(100) for _ in range(2)]
+        ours.sendall(answers[2][3:] + answers[3] + b"rest")
+        ours.shutdown(socket.SHUT_WR)
+        found += [kernel.recv(100) for _ in range(2)]
+        reading.join(20)
+        assert not reading.is_alive()
+
+    assert answers == found
 
 
 class TestBeats:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,11 @@ def argv(code: str) -> list[str]:
     return [agent_code.interpreter()[0], "-I", "-S", "-X", "utf8", "-c", code]
 
 
+def children() -> str:
+    """Those that have ended too, unless somebody has waited for them."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+
+
 @pytest.fixture
 def code() -> Iterator[int]:
     """What a program finds as descriptor 3."""
@@ -50,6 +56,7 @@ def code() -> Iterator[int]:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ProcessImage]]:
     place = tmp_path_factory.mktemp("kept") / "program"
     null = os.open("/dev/zero", os.O_RDONLY)
+    os.set_inheritable(null, True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET", _SECRET)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -110,12 +117,12 @@ def test_nothing_of_the_takers_is_in_it_and_no_zeros(kept: tuple[Path, ProcessIm
     ],
 )
 def test_what_cannot_be_kept_is_ended(code: int, program: str, number: int, text: str) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = os.listdir("/proc/self/fd"), children()
     with pytest.raises(OSError, match=text) as refused:
         process_images.take(argv(program), {}, code, "/none")
 
     assert number == refused.value.errno
-    assert before == os.listdir("/proc/self/fd")
+    assert before == (os.listdir("/proc/self/fd"), children())
 
 
 def test_a_program_that_is_not_there_is_an_error_too(code: int) -> None:
