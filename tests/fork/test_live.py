@@ -284,7 +284,9 @@ def layers():
 def test_the_kernel_knows_of_a_copy_what_it_knew_of_its_source(sandbox: Sandbox) -> None:
     """The C library relies on it, and has no way to hear that it is in another process."""
     assert sandbox.run_code(_OF_KERNEL).error is None
-    tell = "of_thread(), there(of_thread), status(), limits(), os.getcwd(), told_by_prctl(), layers()"
+    tell = (
+        "of_thread(), there(of_thread), status(), limits(), os.getcwd(), told_by_prctl(), layers()"
+    )
     before = sandbox.run_code(tell).text
     assert before is not None
     (fork,) = sandbox.fork(processes="required")

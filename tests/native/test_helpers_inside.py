@@ -80,7 +80,9 @@ def test_an_agent_of_another_user_has_no_groups_and_is_bounded_as_the_sandbox(
 
     assert 3 == len(found), "an agent, and two programs"
     assert {()} == {seen.groups for each in found for seen in each.identities}
-    assert {0} == {rights for each in found for seen in each.identities for rights in seen.capabilities[3:]}
+    assert {0} == {
+        rights for each in found for seen in each.identities for rights in seen.capabilities[3:]
+    }
     [agent] = [each for each in found if each.name.startswith("ringfence")]
     assert not agent.traceable
     assert {each.limits["Max processes"] for each in found} == {agent.limits["Max processes"]}

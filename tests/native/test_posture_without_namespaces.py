@@ -1,4 +1,4 @@
-"""Guardian, agent and programs of the landlock backend, as the host sees them: what each has and what it ends."""
+"""Guardian, agent and programs of the landlock backend, seen from the host: what each has and what it ends."""
 
 from __future__ import annotations
 
@@ -102,14 +102,16 @@ def test_each_has_no_more_than_it_needs(sandbox: Sandbox) -> None:
     assert {pid: pid for pid in found.values()} == {pid: session(pid) for pid in found.values()}
     assert "0022" == facts["guardian"]["Umask"] == facts["agent"]["Umask"]
     assert 0 == int(facts["agent"]["SigCgt"], 16), "Python's own handler would be anybody's to call"
-    assert {str(found["agent"])} == {each["PPid"] for name, each in facts.items() if name in ("first", "second")}
+    assert {str(found["agent"])} == {
+        each["PPid"] for name, each in facts.items() if name in ("first", "second")
+    }
     assert str(found["guardian"]) == facts["agent"]["PPid"]
     base = inner._tag_base
     tags = {name: tag_of(pid) for name, pid in found.items()}
     assert base >= tags["first"] > tags["second"]
-    for each in running:
-        each.kill()
-        each.wait()
+    for program in running:
+        program.kill()
+        program.wait()
 
 
 def test_none_holds_what_is_anothers(backend: LandlockBackend) -> None:

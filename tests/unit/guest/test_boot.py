@@ -159,14 +159,14 @@ class TestUsers:
                     os.dup2(source, fd)
                 users.keep_only(kept)
                 opened = [fd for fd in range(4096) if _target(fd)]
-                found = [[fd, _target(fd)] for fd in opened]
-                (tmp_path / "found").write_text(json.dumps(found))
+                kept_open = [[fd, _target(fd)] for fd in opened]
+                (tmp_path / "found").write_text(json.dumps(kept_open))
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
 
-        found = {fd: target for fd, target in json.loads((tmp_path / "found").read_text())}
-        found = {fd: target for fd, target in found.items() if "/proc/" not in target}
+        rows = json.loads((tmp_path / "found").read_text())
+        found = {fd: target for fd, target in rows if "/proc/" not in target}
         extra = {*found} - {*left}
         assert len(extra) <= 1, "null itself"
         assert {"/dev/null"} >= {found[fd] for fd in extra}
@@ -218,7 +218,7 @@ def test_a_process_that_is_kept_as_an_image_goes_on_as_the_agent_of_where_it_is(
         def begin(mapper: boot.Mapper) -> None:
             found.append([mapper.pid, mapper.go])
 
-        process_image.boot = type("Boot", (), {"main": begin, "Mapper": boot.Mapper})  # type: ignore[assignment]
+        boot.main = begin  # type: ignore[assignment]
         me = os.getpid()
         other = os.fork()
         if other == 0:

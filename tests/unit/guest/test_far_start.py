@@ -130,14 +130,16 @@ def test_one_that_is_not_installed_is_told_when_it_is_executed(
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert far_start._forbids_namespaces()
-    with pytest.raises(SystemExit, match="bwrap on the far host: No such file or directory: install"):
+    with pytest.raises(
+        SystemExit, match="bwrap on the far host: No such file or directory: install"
+    ):
         run(launcher=[], monkeypatch=monkeypatch)
 
 
 def run(*, launcher: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would execute, or fails to."""
     for name in ("setgroups", "setresgid", "setresuid"):
-        monkeypatch.setattr(far_start.os, name, lambda *_ids: None)
+        monkeypatch.setattr(os, name, lambda *_ids: None)
     told = {"uid": 7, "links": [], "steps": [], "etc": [], "masked": [], "inner": "pass"}
     far_start.main(json.dumps({**told, "launcher": launcher}))
 
@@ -170,9 +172,9 @@ def test_who_logs_in_as_root_is_nobody_from_then_on() -> None:
     found = json.loads(facts)
     assert int(uid) == found["uid"]
     assert os.uname().release == found["kernel"]
-    assert {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in far_start.NAMESPACES} == found[
-        "outer"
-    ]
+    assert {
+        name: os.stat(f"/proc/self/ns/{name}").st_ino for name in far_start.NAMESPACES
+    } == found["outer"]
 
 
 def test_a_python_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

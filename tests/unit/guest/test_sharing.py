@@ -16,6 +16,7 @@ import pytest
 from tests.unit.linux.child import alone, result_of
 
 from ringfence.guest import sharing, streamed
+from ringfence.guest.channels import CLOCK
 from ringfence.launcher import wire
 from ringfence.launcher.fuse.serving import _Line
 from ringfence.launcher.fuse.share import Share
@@ -134,7 +135,7 @@ class TestBeats:
         streamed.Beating(near.fileno(), theirs, is_host=False).run()
 
         far.settimeout(0)
-        beat = frame(streamed.CLOCK, CONTROL, b"0")
+        beat = frame(CLOCK, CONTROL, b"0")
         said = far.recv(1 << 16)
         assert said.startswith(beat * 2), "not once alone"
         assert b"" == said.replace(beat, b"")
@@ -144,7 +145,7 @@ class TestBeats:
     ) -> None:
         monkeypatch.setattr(streamed, "SILENT_S", 1e9)
         near, far, control, theirs = ends
-        far.sendall(frame(streamed.CLOCK, CONTROL, b"0"))
+        far.sendall(frame(CLOCK, CONTROL, b"0"))
         wire.send_raw(control, b"an answer")
         control.shutdown(socket.SHUT_WR)
         streamed.Beating(near.fileno(), theirs, is_host=False).run()
@@ -161,7 +162,7 @@ class TestBeats:
         streamed.Beating(near.fileno(), theirs, is_host=False, out=write).run()
 
         os.set_blocking(read, False)
-        assert frame(streamed.CLOCK, CONTROL, b"0") in os.read(read, 1 << 16)
+        assert frame(CLOCK, CONTROL, b"0") in os.read(read, 1 << 16)
         far.setblocking(False)
         with pytest.raises(BlockingIOError):
             far.recv(1)

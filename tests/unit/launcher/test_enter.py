@@ -13,7 +13,7 @@ import pytest
 from tests.unit.linux.child import alone, result_of
 
 from ringfence.backends.local.mounts.template import READ_ONLY, tree
-from ringfence.launcher import enter, wire
+from ringfence.launcher import enter, newroot, wire
 from ringfence.linux import mounts, namespaces, privileges
 
 _SOMEBODY = 23456  # an ordinary user, as whom this is tried where we are root
@@ -99,7 +99,7 @@ class TestTreesOfOwnNamespace:
             be_ordinary()
             one = resolved(place / "one")
             said = [refused(lambda: enter.trees_of_own_namespace([one, tree("/none", READ_ONLY)]))]
-            changed = {**resolved(place / "two"), "inode": one["inode"]}
+            changed: Any = {**resolved(place / "two"), "inode": one["inode"]}
             said.append(refused(lambda: enter.trees_of_own_namespace([one, changed])))
             return [said, has_children()]
 
@@ -136,7 +136,7 @@ def test_who_is_root_copies_what_is_open_with_ids_mapped(place: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         plain = enter.host_tree(resolved(place / "two"), source)
         ids = {"idmap": "0 1000 1", "idmap_gid": "0 1001 1"}
-        mapped = enter.host_tree({**resolved(place / "two"), **ids}, source)  # type: ignore[typeddict-item]
+        mapped = enter.host_tree(resolved(place / "two") | ids, source)
         below = [os.listdir(f"/proc/self/fd/{fd}/below") for fd in (plain, mapped)]
         infos = [os.stat("second", dir_fd=fd) for fd in (plain, mapped)]
         owners = [[info.st_uid, info.st_gid] for info in infos]
@@ -164,7 +164,7 @@ def test_who_joins_is_that_user_there_without_the_callers_groups(place: Path) ->
             os.read(release, 1)
             os._exit(0)
         os.read(ready, 1)
-        maps = "7 {} 1".format(os.geteuid()), "8 {} 1".format(os.getegid())
+        maps = f"7 {os.geteuid()} 1", f"8 {os.getegid()} 1"
         is_root = os.geteuid() == 0
         namespaces.write_id_maps(pid, *maps, deny_setgroups=not is_root)
         fds = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
@@ -185,7 +185,7 @@ def test_who_joins_is_that_user_there_without_the_callers_groups(place: Path) ->
     ("problem", "said"),
     [
         (OSError(errno.ENOSPC, "is full"), b"E28 odd: [Errno 28] is full"),
-        (enter.newroot.BuildError("bind /x", OSError(errno.ENOENT, "gone")), b"E2 bind /x: [Errno 2] gone"),
+        (newroot.BuildError("bind /x", OSError(errno.ENOENT, "gone")), b"E2 bind /x: [Errno 2] gone"),
         (ValueError("odd"), b"E71 odd: [Errno 71] ValueError('odd')"),
     ],
 )  # fmt: skip

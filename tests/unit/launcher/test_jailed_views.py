@@ -44,7 +44,9 @@ class Scene:
         self.host_end, inner = wire.socketpair()
         self.jailer = Jailer(inner)
         self.errors = os.memfd_create("errors")
-        self.source = os.open(place / "source", os.O_PATH | os.O_DIRECTORY)  # among the host's mounts
+        self.source = os.open(
+            place / "source", os.O_PATH | os.O_DIRECTORY
+        )  # among the host's mounts
         self.held: list[wire.Socket] = []  # of programs that wait
         self.frozen = place / "frozen"
         self.frozen.mkdir()
@@ -76,7 +78,7 @@ class Scene:
 
     def start_server(self) -> tuple[int, wire.Socket]:
         """One that shows the host's /usr."""
-        plan = bare_jail("view", self.here, f"0 {_HOST_ID} 1", filters.load_view_filter())
+        plan: Any = bare_jail("view", self.here, f"0 {_HOST_ID} 1", filters.load_view_filter())
         plan["trees"] = [tree("/usr", READ_ONLY)]
         plan["steps"] = [("dir", name, 0o755, False) for name in ("/proc", view.SHOWN)]
         plan["guest"].update(path=view.SHOWN, size_bytes=1 << 20, inodes=64)
@@ -96,7 +98,7 @@ class Scene:
 
     def plan(self, name: str, server: int = 0, tenant: str = "") -> Any:
         """A jail whose program tells the device and the owner of its /usr, and waits."""
-        plan = bare_jail(name, self.here, f"0 {_HOST_ID + 8} 8", filter_of_jail())
+        plan: Any = bare_jail(name, self.here, f"0 {_HOST_ID + 8} 8", filter_of_jail())
         plan["trees"] = [tree("/usr", READ_ONLY), tree("/dev/null", DEVICE)]
         plan["steps"] = [("dir", each, 0o755, False) for each in ("/proc", "/guest", "/more")]
         plan["steps"] += [("bind", "/usr", 0), ("bind", "/dev/null", 1)]
@@ -253,7 +255,7 @@ def test_jails_see_files_by_way_of_their_server_and_end_with_it(place: Path) -> 
         plan["trees"].append(own)
         plan |= {"placeholders": [("/none", "x", 1, 1)], "note": "/none/note"}
         plain, third = scene.run(plan, [source])
-        found = {
+        found: dict[str, Any] = {
             "too early": too_early,
             "devices": [first, second, third],
             "users": [

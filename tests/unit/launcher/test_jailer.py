@@ -202,7 +202,7 @@ def test_the_cgroups_of_an_ended_jail_go_before_another_is_made(tmp_path: Path) 
         if namespaces.fork_with(0) == 0:  # as a helper ends
             os._exit(0)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        plan = {"passes": 0, "share": None, "guest": {"has_content": False}, "argv": ["/none"]}
+        plan: Any = {"passes": 0, "share": None, "guest": {"has_content": False}, "argv": ["/none"]}
         plan |= {"trees": [{"source": "/none", "inode": 1, "fd": -1}], "view": None}
         null = os.open("/dev/null", os.O_RDWR)
         before = len(os.listdir("/proc/self/fd"))

@@ -77,7 +77,14 @@ def test_one_that_cannot_be_cloned_leaves_no_cgroup_and_no_socket(tmp_path: Path
     before = descriptors()
     with pytest.raises(OSError, match=r".") as refused:
         newborn.clone(
-            shape_of(tmp_path / "group"), ([], []), control, [], -1, -1, waits=False, rehearses=False
+            shape_of(tmp_path / "group"),
+            ([], []),
+            control,
+            [],
+            -1,
+            -1,
+            waits=False,
+            rehearses=False,
         )
 
     assert errno.EBADF == refused.value.errno

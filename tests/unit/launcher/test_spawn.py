@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import json
 import os
 import shutil
@@ -50,9 +51,13 @@ def test_it_has_its_socket_and_nothing_else_of_who_starts_it(
     monkeypatch.setenv("PYTHONPATH", "/none")
     own = os.open("/dev/zero", os.O_RDONLY)
     opened = [int(fd) for fd in os.listdir("/proc/self/fd")]
-    inheritable = {fd for fd in opened if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)}
+    inheritable = {
+        fd for fd in opened if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
+    }
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    ignored = [(each, signal.signal(each, signal.SIG_IGN)) for each in (signal.SIGUSR2, signal.SIGHUP)]
+    ignored = [
+        (each, signal.signal(each, signal.SIG_IGN)) for each in (signal.SIGUSR2, signal.SIGHUP)
+    ]
     try:
         found = told_by("one", "two", outlives=outlives)
     finally:
@@ -82,15 +87,15 @@ def test_a_socket_of_the_number_that_it_is_to_have_stays_open_in_it() -> None:
 
     def start() -> Any:
         told = os.dup2(3, 200) if os.path.exists("/proc/self/fd/3") else -1
-        made = spawn.socket.socketpair
+        made = _socket.socketpair
 
         def third(*kinds: Any) -> tuple[Any, Any]:
             ours, theirs = made(*kinds)
             os.dup2(theirs.fileno(), 3, inheritable=False)
             theirs.close()
-            return ours, spawn.socket.socket(fileno=3)
+            return ours, _socket.socket(fileno=3)
 
-        spawn.socket.socketpair = third
+        _socket.socketpair = third
         started = spawn.spawn("import os; os.write(3, b'here')")
         said = started.control.recv(10).decode()
         os.waitpid(started.pid, 0)
