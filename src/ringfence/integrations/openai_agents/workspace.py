@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from agents.sandbox.manifest import Manifest
 
 # A hard link would be refused on the way back: each name gets the content. Only GNU's tar can.
-_PACK = """cd "$0" && links=
+_PACK = """cd "$0" || exit
+links=
 tar --hard-dereference --version >/dev/null 2>&1 && links=--hard-dereference
 exec tar $links {skip} -cf "$1" ."""
 
