@@ -284,7 +284,7 @@ class Scatter:
         forms = await self.ask_all(scope, "GET", target_of(scope))
         merged = {**forms[0]}
         for name, field, holds in (
-            ("tiers", "tier", "available"),
+            ("tiers", "tier", "supported"),
             ("executors", "name", "available"),
         ):
             best: dict[str, Form] = {}
@@ -296,6 +296,8 @@ class Scatter:
             merged[name] = [*best.values()]
         for name in ("running", "pending"):
             merged[name] = sum(form[name] for form in forms)
+        holds = "supports_network_enabled"
+        merged[holds] = any(form[holds] for form in forms)
         return json_answer(merged)
 
     # -- the default sandbox --------------------------------------------------------------------

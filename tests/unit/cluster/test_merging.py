@@ -16,6 +16,7 @@ from ringfence.api.access import gateways
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.scatter import MERGED, joined, total
 from ringfence.cluster.templates import Templates
+from ringfence.model.execution.execution import TierSupport
 from ringfence.errors import InvalidRequest, NotFound, PermissionDenied, ServerUnreachable
 
 pytestmark = pytest.mark.anyone
@@ -195,14 +196,17 @@ async def test_info_has_each_backend_where_it_works_and_room_for_all(tmp_path: P
 
 async def test_execution_info_has_each_tier_where_it_works(tmp_path: Path) -> None:
     def info(native: bool, running: int) -> Any:
-        tiers = [{"tier": "namespaces", "available": native}]
+        tiers = [TierSupport("light", supported=native).to_json()]
         executors = [{"name": "python", "available": not native}]
-        return saying({"tiers": tiers, "executors": executors, "running": running, "pending": 1})
+        counts = {"running": running, "pending": 1, "supports_network_enabled": native}
+        return saying({"tiers": tiers, "executors": executors, **counts})
 
     async with scene_of(tmp_path, **{A: info(False, 2), B: info(True, 3)}) as scene:
         _, form = await merged(scene, "/api/v1/sandbox/info")
-        assert (5, 2) == (form["running"], form["pending"])
-        assert [True] == [each["available"] for each in form["tiers"]]
+        assert (5, 2, True) == tuple(
+            form[name] for name in ("running", "pending", "supports_network_enabled")
+        )
+        assert [True] == [each["supported"] for each in form["tiers"]]
         assert [True] == [each["available"] for each in form["executors"]]
 
 
