@@ -103,3 +103,21 @@ def test_one_is_found_by_its_name_and_its_id(store: ImageStore) -> None:
     assert ("one", "one:v2") == (short_name(image), short_name(made(store, "one:v2")))
     with pytest.raises(InvalidRequest):
         find("sha256:" + "0" * 64, store)
+
+
+@pytest.mark.parametrize("copies", ["[", '["relative"]', '["/proc/x"]'])
+def test_one_whose_record_is_wrong_is_not_held(copies: str, store: ImageStore) -> None:
+    image = made(store, "odd", "/proc/x", Labels={COPIES: copies})
+    (Path(store.root(image)) / "x").touch()
+    os.symlink("x", f"{store.root(image)}relative")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError if copies == "[" else InvalidRequest):
+        apply(SandboxSpec(template="odd"), store)
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_template_is_found_by_its_id_in_a_spec_too(store: ImageStore) -> None:
+    image = made(store, "one", f"{VENV}/x")
+    spec, held = apply(SandboxSpec(template=image.id), store)
+    os.close(held)
+    assert [VENV] == [each.target for each in spec.mounts]

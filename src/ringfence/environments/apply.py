@@ -70,7 +70,17 @@ def apply(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSp
     store = store or store_of()
     image = find(spec.template, store)
     held = store.hold(image)
-    root = os.path.realpath(store.root(image))
+    try:
+        mounts = (*_shown(image, os.path.realpath(store.root(image))), *spec.mounts)
+        wanted = replace(spec, template=NONE, mounts=mounts, env={**image.env, **spec.env})
+    except BaseException:
+        os.close(held)
+        raise
+    return wanted, held
+
+
+def _shown(image: Image, root: str) -> tuple[Mount, ...]:
+    """The mounts of a template's files, which are below `root`."""
     targets = [VENV, *json.loads(image.labels.get(COPIES, "[]"))]
     shown = tuple(
         Mount(target, root + target) for target in targets if os.path.lexists(root + target)
@@ -80,11 +90,4 @@ def apply(spec: SandboxSpec, store: ImageStore | None = None) -> tuple[SandboxSp
         lists = [f"{FONTS}/{name}" for name in sorted(os.listdir(root + FONTS))]
         shown += (Mount(FONTS, "", READ_WRITE, protect=()),)
         shown += tuple(Mount(each, root + each) for each in lists)
-    try:
-        wanted = replace(
-            spec, template=NONE, mounts=(*shown, *spec.mounts), env={**image.env, **spec.env}
-        )
-    except BaseException:
-        os.close(held)
-        raise
-    return wanted, held
+    return shown
