@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.egress.one_sandbox import Scene
 pytestmark = pytest.mark.anyone
 
 _MX = 15
+_IP_RECVERR = 11
 
 
 @pytest.fixture
@@ -171,3 +173,41 @@ def test_datagrams_are_answered(scene: Scene) -> None:
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.recv(1)
+
+
+def test_a_client_that_is_gone_takes_nothing_from_the_next(scene: Scene) -> None:
+    """What the kernel says of the first, when asked for the second or when answering, is the first's alone."""
+    scene._datagrams.bind(("127.0.0.1", 0))
+    scene._datagrams.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)
+        )
+        for client in (one, other):
+            client.settimeout(10)
+            client.sendto(query(b"a.test"), scene._datagrams.getsockname())
+            if client is one:
+                client.close()
+        scene.sandbox._on_datagram()
+        assert (dns.NOERROR, [scene.sandbox.names.addresses("a.test")[0]]) == read(other.recv(512))
+
+
+def test_an_answer_that_cannot_be_sent_takes_nothing_from_the_next(scene: Scene) -> None:
+    """A unix socket refuses at once what nobody is there to take."""
+    names = [f"\0ringfence-{os.getpid()}-{number}" for number in range(3)]
+    with ExitStack() as stack:
+        socks = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for _ in names
+        ]
+        for sock, name in zip(socks, names, strict=True):
+            sock.bind(name)
+        listening, one, other = socks
+        for client in (one, other):
+            client.settimeout(10)
+            client.sendto(query(b"a.test"), names[0])
+        one.close()
+        listening.setblocking(False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scene.sandbox, "_datagrams", listening)
+            scene.sandbox._on_datagram()
+        assert (dns.NOERROR, [scene.sandbox.names.addresses("a.test")[0]]) == read(other.recv(512))

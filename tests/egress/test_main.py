@@ -201,6 +201,23 @@ def test_an_answer_comes_after_what_had_happened_and_with_what_goes_on(
     assert ["the sandbox is gone"] * 3 == ended
 
 
+def test_what_has_begun_and_ends_within_four_turns_comes_before_the_answer(process: Process) -> None:
+    process.told()
+    loop, record = process.egress.loop, process.egress.commons.record
+
+    def go_on(turns: int) -> None:
+        if turns:
+            loop.soon(lambda: go_on(turns - 1))
+        else:
+            record.add(ONE, "tcp", host="a.test", allowed=True)
+
+    go_on(4)
+    process.ask("flush", {"token": 1})
+    events, answered = process.told()
+    assert ["a.test"] == [each["host"] for each in events["events"]]
+    assert {"flushed": 1} == answered
+
+
 @pytest.mark.parametrize("is_ruled", [True, False])
 def test_a_connection_into_a_sandbox_ends_with_it(process: Process, is_ruled: bool) -> None:
     """Also into one that may reach nothing, and by the limits of one that has some."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringfence.egress.http.site import Site
-from ringfence.egress.io.loop import Deadline, Loop, both, sleep
+from ringfence.egress.io.loop import Deadline, Loop, both, current, pause, sleep
 from ringfence.egress.io.streams import SocketStream
 from ringfence.egress.refused import Refused
 from ringfence.egress.tls import terminate
@@ -474,6 +474,67 @@ def test_who_reads_goes_on_after_a_long_write_of_another() -> None:
     finally:
         loop.close()
     assert b"begundone" == received
+
+
+class Narrow(SocketStream):
+    """A stream that takes what is written two turns later, and says whether two ever wrote at once."""
+
+    writers = most = 0
+    refuses = False
+
+    async def write(self, data: bytes) -> None:
+        self.writers += 1
+        self.most = max(self.most, self.writers)
+        try:
+            for _ in range(2):
+                current().wake()
+                await pause()
+            if self.refuses:
+                raise BrokenPipeError("nobody reads")
+            await super().write(data)
+        finally:
+            self.writers -= 1
+
+
+def test_what_lies_below_has_one_writer_at_a_time_and_each_has_its_turn() -> None:
+    received: list[bytes] = []
+
+    async def say(stream: TlsStream, what: bytes) -> str:
+        try:
+            with Deadline(10):
+                await stream.write(what)
+        except OSError as exc:
+            return str(exc)
+        return ""
+
+    async def ours(below: Narrow) -> None:
+        stream = TlsStream(below, trusting(OF_SANDBOX), server_name="a.test")
+        await stream.handshake()
+        says = both(say(stream, b"1"), both(say(stream, b"2"), say(stream, b"3")))
+        assert ("", ("", "")) == await says
+        below.refuses = True
+        said = await both(say(stream, b"4"), say(stream, b"5"))
+        assert ("nobody reads",) * 2 == said, "who has waited does not wait for ever"
+        assert 1 == below.most
+        stream.close()
+
+    async def theirs(below: Stream) -> None:
+        stream = TlsStream(below, OF_SANDBOX.context("a.test"))
+        await stream.handshake()
+        with Deadline(10):
+            received.append(await until(stream, b"3"))
+        stream.abort()
+
+    async def scene() -> None:
+        one, other = tcp_pair()
+        await both(ours(Narrow(one)), theirs(SocketStream(other)))
+
+    loop = Loop()
+    try:
+        loop.run_until_done(scene())
+    finally:
+        loop.close()
+    assert [b"123"] == received
 
 
 def test_what_the_far_end_asks_for_later_is_answered_by_who_only_reads() -> None:
