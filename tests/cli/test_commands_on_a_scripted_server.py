@@ -210,6 +210,11 @@ def test_options_stand_anywhere_and_are_added_up() -> None:
     assert (["x=1", "y=2"], ["a", "b"], ["-c"]) == ([*given["label"]], words, after)
     given, words, after = remote.read(LIST, ["--state", "a", "--server", "s", "--state", "b"])
     assert (["a", "b"], "s", [], []) == ([*given["state"]], given["server"], words, after)
+    again, _, _ = remote.read(RM, ["--server", "s", "a", "--all", "--server", "s", "b", "--all"])
+    assert {"server": "s", "all": True} == again
+    with pytest.raises(InvalidRequest, match="given twice") as refused:
+        remote.read(RM, ["--server", "s", "a", "--server", "t"])
+    assert "--server" == refused.value.field
 
 
 # -- update, create, list, top ---------------------------------------------------------------------

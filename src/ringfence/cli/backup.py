@@ -42,8 +42,7 @@ def restore(argv: Sequence[str]) -> int:
 
 def _read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], str]:
     given, words = parse(command, argv)
-    more, rest = parse(command, words[1:])  # options may follow the directory
-    given |= more
+    _, rest = parse(command, words[1:], given)  # options may follow the directory
     if "help" in given:
         from .help import help_of
 

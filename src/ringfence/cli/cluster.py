@@ -68,8 +68,7 @@ def _read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], Sequen
     verbs: list[str] = []
     while words and not words[0].startswith("-"):  # options may follow the verb
         verbs.append(words[0])
-        more, words = parse(command, words[1:])
-        given |= more
+        _, words = parse(command, words[1:], given)
     if "help" in given:
         from .help import help_of
 

@@ -46,10 +46,7 @@ def parse_all(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], li
     words: list[str] = []
     rest = list(argv)
     while rest:
-        more, rest = parse(command, rest)
-        for name, value in more.items():
-            both = isinstance(value, list) and name in given
-            given[name] = [*given[name], *value] if both else value
+        _, rest = parse(command, rest, given)
         words += rest[:1]
         rest = rest[1:]
     return given, words

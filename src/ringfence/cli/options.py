@@ -88,18 +88,23 @@ class Command:
         return "CMD" if head == "argv" else field
 
 
-def parse(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def parse(
+    command: Command, argv: Sequence[str], given: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The given options by name, and the arguments behind them.
 
     Options end at `--` or at the first argument that is none, so that a command's own options
     are never ours.
 
+    Args:
+        given: What was read before arguments that options may follow; it is added to.
+
     Raises:
-        InvalidRequest: An unknown option, a missing value, or a value where none belongs.
+        InvalidRequest: An unknown option, a second value, a missing value, or a value where none belongs.
     """
     known = {option.flag: option for option in command.options}
     known.update({f"-{option.short}": option for option in command.options if option.short})
-    given: dict[str, Any] = {}
+    given = {} if given is None else given
     at = 0
     while at < len(argv):
         word = argv[at]

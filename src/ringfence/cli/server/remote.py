@@ -31,9 +31,7 @@ def read(command: Command, argv: Sequence[str]) -> tuple[dict[str, Any], list[st
     given: dict[str, Any] = {}
     words: list[str] = []
     while before:
-        more, before = parse(command, before)
-        for name, value in more.items():
-            given[name] = [*given.get(name, ()), *value] if isinstance(value, list) else value
+        _, before = parse(command, before, given)
         words += before[:1]
         before = before[1:]
     if "help" in given:
