@@ -8,7 +8,9 @@ from ringfence.attack.probes.kit import ESCAPED, HOST
 from ringfence.attack.result import CRITICAL
 from tests.attack.controls import Controls
 
-GRAVE = [id for id, each in registered().items() if (CRITICAL, HOST) == (each.severity, each.control)]
+GRAVE = [
+    id for id, each in registered().items() if (CRITICAL, HOST) == (each.severity, each.control)
+]
 
 
 def test_they_fire_on_the_host() -> None:

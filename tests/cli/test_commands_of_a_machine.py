@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ringfence.cli import backup, cluster, main, mcp
+from ringfence.cli.server.hosting import NODES
 from ringfence.errors import InvalidRequest
 
 pytestmark = pytest.mark.anyone
@@ -46,7 +47,11 @@ def test_a_backup_is_of_a_state_directory_and_in_another(
 
     monkeypatch.chdir(tmp_path)
     state, copy = f"{tmp_path}/state", f"{tmp_path}/copy"
-    for words in (["--state-dir", "state", "copy"], ["copy", "--state-dir", state], [copy, "--state-dir=state"]):
+    for words in (
+        ["--state-dir", "state", "copy"],
+        ["copy", "--state-dir", state],
+        [copy, "--state-dir=state"],
+    ):
         assert 0 == backup.save(words)
         assert (state, copy, __version__) == asked.pop()
         assert f"saved in {copy}: 2 snapshots\n" == capfd.readouterr().out
@@ -61,7 +66,7 @@ def test_a_backup_is_of_a_state_directory_and_in_another(
 
 
 @pytest.mark.parametrize(
-    "words", [[], [""], ["a", "b"], ["a", "--state-dir", "s", "b"], ["--state-dir", "s", "a", "--state-dir", "t"]]
+    "words", [[], [""], ["a", "b"], ["a", "--state-dir", "s", "b"], ["--state-dir=s", "a", "--state-dir=t"]]
 )  # fmt: skip
 def test_a_backup_has_one_place(words: list[str], asked: list[Any]) -> None:
     for command in (backup.save, backup.restore):
@@ -73,9 +78,9 @@ def test_a_backup_has_one_place(words: list[str], asked: list[Any]) -> None:
 
 def test_what_is_not_in_a_backup_is_said(capfd: Capture) -> None:
     backup._tell({}, {"snapshots": [], "snapshots_elsewhere": 3}, "saved in x")
-    assert ["saved in x: 0 snapshots", "not in the backup: 3 snapshots that their backends store elsewhere"] == (
-        capfd.readouterr().out.splitlines()
-    )
+    first, second = capfd.readouterr().out.splitlines()
+    assert "saved in x: 0 snapshots" == first
+    assert "not in the backup: 3 snapshots that their backends store elsewhere" == second
 
 
 # -- cluster and nodes -----------------------------------------------------------------------------
@@ -106,7 +111,9 @@ def fixture_there(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     def note(name: str, answer: Any) -> Any:
         def call(*given: Any, **more: Any) -> Any:
-            there.asked.append((name, *(each for each in given if each is not found), *more.values()))
+            there.asked.append(
+                (name, *(each for each in given if each is not found), *more.values())
+            )
             return answer() if callable(answer) else answer
 
         return call
@@ -162,7 +169,9 @@ def test_a_cluster_ends_with_the_number_of_its_nodes(there: Cluster, capfd: Capt
     assert [] == there.asked
 
 
-def test_a_node_is_drained_until_it_is_empty_or_the_time_is_over(there: Cluster, capfd: Capture) -> None:
+def test_a_node_is_drained_until_it_is_empty_or_the_time_is_over(
+    there: Cluster, capfd: Capture
+) -> None:
     assert 0 == cluster.nodes(["drain", "a", "--wait", "2m"])
     assert [("drain", "a", True), ("wait", "a", 120.0)] == there.asked[1:]
     shown = capfd.readouterr().out
@@ -185,7 +194,7 @@ def test_a_node_is_drained_until_it_is_empty_or_the_time_is_over(there: Cluster,
 
 
 def test_options_stand_before_and_after_a_verb_but_once(there: Cluster) -> None:
-    given, words = cluster._read(cluster.NODES, ["--json", "drain", "--wait", "1s", "a", "--json"])
+    given, words = cluster._read(NODES, ["--json", "drain", "--wait", "1s", "a", "--json"])
     assert ({"json": True, "wait": "1s"}, ["drain", "a"]) == (given, words)
     with pytest.raises(InvalidRequest, match="given twice"):
         cluster.nodes(["--wait", "1s", "drain", "a", "--wait", "2s"])
@@ -195,7 +204,9 @@ def test_options_stand_before_and_after_a_verb_but_once(there: Cluster) -> None:
 # -- mcp -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "8765", ":8765", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:²"])
+@pytest.mark.parametrize(
+    "text", ["", "8765", ":8765", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:²"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="is not HOST:PORT") as refused:
         mcp._address(text)
@@ -204,7 +215,8 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_only_this_machine_reaches_a_server_that_authenticates_nobody_else() -> None:
     for text, found in (
-        ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65_535)), ("localhost:80", ("localhost", 80)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65_535)),
+        ("localhost:80", ("localhost", 80)),
     ):  # fmt: skip
         assert found == mcp._address(text)
     for host in ("0.0.0.0", "192.0.2.1", "[::]", "example.com", "127.0.0.1.example.com"):
@@ -212,7 +224,9 @@ def test_only_this_machine_reaches_a_server_that_authenticates_nobody_else() -> 
             mcp._address(f"{host}:8765")
 
 
-def test_a_token_is_the_callers_or_made_anew(monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+def test_a_token_is_the_callers_or_made_anew(
+    monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
     monkeypatch.setenv(mcp.TOKEN, "mine")
     assert ("mine", "") == (mcp._token(), capfd.readouterr().err)
     monkeypatch.setenv(mcp.TOKEN, "")
@@ -270,18 +284,29 @@ def test_a_failure_is_one_line_and_the_code_of_ours(
     assert (130, "") == (ends(KeyboardInterrupt()), capfd.readouterr().err)
     with pytest.raises(SystemExit):
         ends(SystemExit(0))
-    monkeypatch.setattr(main, "_dispatch", lambda argv: len(argv))
+    monkeypatch.setattr(main, "_dispatch", len)
     assert 3 == main.main()
 
 
-def test_without_a_command_it_helps_and_that_is_a_mistake_unless_it_was_asked_for(capfd: Capture) -> None:
-    for words, code in (([], 125), (["help"], 0), (["-h"], 0), (["--help"], 0), (["help", "rm"], 0)):
+def test_without_a_command_it_helps_and_that_is_a_mistake_unless_it_was_asked_for(
+    capfd: Capture,
+) -> None:
+    for words, code in (
+        ([], 125),
+        (["help"], 0),
+        (["-h"], 0),
+        (["--help"], 0),
+        (["help", "rm"], 0),
+    ):
         assert code == main._dispatch(words)
         assert "ringfence" in capfd.readouterr().out
     for words in (["help", "nonesuch"], ["nonesuch"], ["--server", "list"]):
         with pytest.raises(InvalidRequest) as refused:
             main._dispatch(words)
-        assert ("COMMAND", True) == (refused.value.field, bool(refused.value.hint) or "nonesuch" in words)
+        assert ("COMMAND", True) == (
+            refused.value.field,
+            bool(refused.value.hint) or "nonesuch" in words,
+        )
     assert "options follow the command" in refused.value.hint
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.cli.server import code, forks, inside, sessions
+from ringfence.cli.server import attached, code, forks, inside, remote, sessions
 from ringfence.contexts.execution import Result
 from ringfence.errors import ExecNotFound, InvalidRequest
 from tests.cli.test_commands_on_a_scripted_server import Capture, World, session_form
@@ -54,7 +54,9 @@ def test_a_result_as_json_has_the_exit_code_of_the_command(
     os.write(typed, b"input")
     os.close(typed)
     result = {"stdout": "out", "stderr": "", **status}
-    world.told["POST execs"] = as_json(exec_view(state="ended", status=status, result=result).to_json())
+    world.told["POST execs"] = as_json(
+        exec_view(state="ended", status=status, result=result).to_json()
+    )
     assert code == inside.exec_(["--json", "one", "--", "x"])
     assert status.items() <= json.loads(capfd.readouterr().out).items()
     form = next(each for each in world.server.requests if each.path.endswith("/execs")).form
@@ -84,8 +86,8 @@ def test_a_command_on_a_terminal_has_its_size_and_the_callers_kind_unless_it_has
 ) -> None:
     started: list[Any] = []
     sandbox: Any = SimpleNamespace(start=lambda command, **how: started.append((command, how)))
-    attached = SimpleNamespace(run_through=lambda: 7)
-    monkeypatch.setattr(inside.attached, "Attached", lambda *_, **__: attached)
+    there = SimpleNamespace(run_through=lambda: 7)
+    monkeypatch.setattr(attached, "Attached", lambda *_, **__: there)
     monkeypatch.setenv("TERM", "mine")
     for env, term in (({}, "mine"), ({"TERM": "its"}, "its")):
         assert 7 == inside._run(sandbox, ["x"], {"env": env, "cwd": "/w"}, on_terminal=True)
@@ -128,10 +130,19 @@ def test_a_shell_of_its_own_ends_with_its_sandbox_and_another_stays(
         inside.shell(["one", "two"])
 
 
-def test_logs_that_are_followed_end_with_the_command_and_its_code(world: World, capfd: Capture) -> None:
+def test_logs_that_are_followed_end_with_the_command_and_its_code(
+    world: World, capfd: Capture
+) -> None:
     view = exec_view(id="exec-1", state="ended", status={"exit_code": 6}).to_json()
     out = {"type": "output", "cursor": "1", "stream": "stdout", "offset": 0, "data": "out"}
-    raw = {"type": "output", "cursor": "2", "stream": "stderr", "offset": 0, "data": "?", "data_base64": "/w=="}
+    raw = {
+        "type": "output",
+        "cursor": "2",
+        "stream": "stderr",
+        "offset": 0,
+        "data": "?",
+        "data_base64": "/w==",
+    }
     end = {"type": "end", "cursor": "3", "exec": view}
     asked: list[str] = []
 
@@ -139,15 +150,17 @@ def test_logs_that_are_followed_end_with_the_command_and_its_code(world: World, 
         asked.append(request.query["follow"])
         return lines(out, raw, end)
 
-    world.told |= {"GET output": output, "GET exec-1": as_json(view), "GET execs": as_json({"items": [view]})}
+    world.told |= {
+        "GET output": output,
+        "GET exec-1": as_json(view),
+        "GET execs": as_json({"items": [view]}),
+    }
     assert (6, "true") == (inside.logs(["-f", "one", "exec-1"]), asked[-1])
     assert (0, "false") == (inside.logs(["one", "exec-1"]), asked[-1])
     capfd.readouterr()
     assert 0 == inside.logs(["--json", "one", "exec-1"])
     found = [json.loads(each) for each in capfd.readouterr().out.splitlines()]
-    assert ["out", "/w==", None] == [
-        each.get("data_base64", each.get("data")) for each in found
-    ]
+    assert ["out", "/w==", None] == [each.get("data_base64", each.get("data")) for each in found]
     assert 0 == inside.logs(["-l", "one"])
     head, row = capfd.readouterr().out.splitlines()
     assert "6" == row[head.index("CODE") :].split()[0]
@@ -163,7 +176,11 @@ def test_events_of_the_network_steer_no_terminal(world: World, capfd: Capture) -
     world.told["GET log"] = as_json({"items": [event]})
     assert 0 == inside.logs(["--network", "one"])
     shown = capfd.readouterr().out
-    assert ("\x1b" not in shown, "allowed=False" in shown, 1) == (True, True, len(shown.splitlines()))
+    assert ("\x1b" not in shown, "allowed=False" in shown, 1) == (
+        True,
+        True,
+        len(shown.splitlines()),
+    )
     assert 0 == inside.logs(["--network", "--json", "one"])
     assert "/\\x1b[2J" == json.loads(capfd.readouterr().out)[0]["path"]
 
@@ -174,10 +191,18 @@ def test_changes_are_those_since_a_snapshot_and_say_where_there_are_more(
     asked: list[Any] = []
     item = SimpleNamespace(change="added", kind="file", size_bytes=3, path="/a\x1b[2J")
     found = SimpleNamespace(
-        items=[item], is_complete=True, to_json=lambda: {"items": 1}, diff=lambda: "+a\x1b[2J\r\n-b\n"
+        items=[item],
+        is_complete=True,
+        to_json=lambda: {"items": 1},
+        diff=lambda: "+a\x1b[2J\r\n-b\n",
     )
-    sandbox = SimpleNamespace(changes=lambda since: asked.append(since) or found)
-    monkeypatch.setattr(inside.remote, "sandbox_of", lambda _client, word: sandbox)
+
+    def changes(since: str | None) -> Any:
+        asked.append(since)
+        return found
+
+    sandbox = SimpleNamespace(changes=changes)
+    monkeypatch.setattr(remote, "sandbox_of", lambda _client, word: sandbox)
     assert 0 == inside.changes(["one", "--since", "snap-1"])
     told = capfd.readouterr()
     assert ("\x1b" not in told.out, "3 B" in told.out, "") == (True, True, told.err)
@@ -200,8 +225,10 @@ def test_standard_streams_are_copied_as_they_come(
     written = io.BytesIO()
     data = os.urandom(100_000)
     monkeypatch.setattr(written, "close", lambda: None)
-    files = SimpleNamespace(open_write=lambda path: written, open_read=lambda path: io.BytesIO(data))
-    monkeypatch.setattr(inside.remote, "sandbox_of", lambda *_: SimpleNamespace(files=files))
+    files = SimpleNamespace(
+        open_write=lambda path: written, open_read=lambda path: io.BytesIO(data)
+    )
+    monkeypatch.setattr(remote, "sandbox_of", lambda *_: SimpleNamespace(files=files))
     os.write(typed, data[:5000])
     os.close(typed)
     assert 0 == inside.copy(["-", "one:x"])
@@ -241,14 +268,18 @@ class Cells:
             return lambda: self.ran.append((id, what))
 
         return SimpleNamespace(
-            id=id, language=self.languages[id], run=run, close=note("close"), interrupt=note("interrupt")
+            id=id,
+            language=self.languages[id],
+            run=run,
+            close=note("close"),
+            interrupt=note("interrupt"),
         )
 
 
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
     made = Cells(b1="bash", p1="python", p2="python")
-    monkeypatch.setattr(code.remote, "sandbox_of", lambda _client, word: made)
+    monkeypatch.setattr(remote, "sandbox_of", lambda _client, word: made)
     return made
 
 
@@ -295,9 +326,9 @@ def test_a_cell_is_told_by_its_code_and_asks_only_where_nothing_else_is_read(
     script = tmp_path / "x.py"
     script.touch()
     assert 124 == code.code(["one", str(script)])
-    told = capfd.readouterr().err
-    assert told.startswith("Traceback\nwhy\n")
-    assert f"< {script}" in told
+    said = capfd.readouterr().err
+    assert said.startswith("Traceback\nwhy\n")
+    assert f"< {script}" in said
     assert 124 == code.code(["one", "x", "--json"])
     assert {"context": "p1", "done": True} == json.loads(capfd.readouterr().out)
 
@@ -317,8 +348,12 @@ def test_contexts_are_listed(cells: Cells, capfd: Capture) -> None:
 # -- forks and sessions ----------------------------------------------------------------------------
 
 
-def test_forks_have_the_labels_of_their_source_where_none_are_given(world: World, capfd: Any) -> None:
-    world.told["POST fork"] = as_json({"items": [sandbox_view("f").to_json()], "execs": [{}], "report": {"parent": "a"}})
+def test_forks_have_the_labels_of_their_source_where_none_are_given(
+    world: World, capfd: Any
+) -> None:
+    world.told["POST fork"] = as_json(
+        {"items": [sandbox_view("f").to_json()], "execs": [{}], "report": {"parent": "a"}}
+    )
     assert 0 == forks.fork(["one", "--json"])
     form = world.server.requests[-1].form
     assert (1, "auto", None) == (form["n"], form["processes"], form.get("labels"))
@@ -337,7 +372,7 @@ def test_a_merge_into_a_directory_of_this_machine_is_told_with_its_changes(
         return merged
 
     branch = SimpleNamespace(merge=merge)
-    monkeypatch.setattr(forks.remote, "sandbox_of", lambda _client, word: branch)
+    monkeypatch.setattr(remote, "sandbox_of", lambda _client, word: branch)
     assert 0 == forks.merge(["one", "--base", "s", "--to", "/d"])
     assert ("/d", {"base": "s", "path": ".", "prefer": None, "dry_run": False}) == asked[-1]
     assert ["added", "file", "3", "B", "x"] == capfd.readouterr().out.splitlines()[1].split()
@@ -359,6 +394,9 @@ def test_sessions_are_listed_by_their_states_and_labels(world: World, capfd: Any
     row = capfd.readouterr().out.splitlines()[1]
     assert ["sess-a", "a", "me", "active", "native"] == row.split()[:5]
     assert ["2m", "k=v"] == row.split()[-2:]
-    for words in (["list", "x"], ["acquire", "x"], ["attach"], ["attach", "x", "y"], ["release"], ["default", "x", "y"]):
+    for words in (
+        *(["list", "x"], ["acquire", "x"], ["attach"], ["attach", "x", "y"], ["release"]),
+        ["default", "x", "y"],
+    ):
         with pytest.raises(InvalidRequest):
             sessions.session(words)

@@ -201,7 +201,9 @@ def test_an_answer_comes_after_what_had_happened_and_with_what_goes_on(
     assert ["the sandbox is gone"] * 3 == ended
 
 
-def test_what_has_begun_and_ends_within_four_turns_comes_before_the_answer(process: Process) -> None:
+def test_what_has_begun_and_ends_within_four_turns_comes_before_the_answer(
+    process: Process,
+) -> None:
     process.told()
     loop, record = process.egress.loop, process.egress.commons.record
 

@@ -16,8 +16,8 @@ from ringfence.api.access import gateways
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.scatter import MERGED, joined, total
 from ringfence.cluster.templates import Templates
-from ringfence.model.execution.execution import TierSupport
 from ringfence.errors import InvalidRequest, NotFound, PermissionDenied, ServerUnreachable
+from ringfence.model.execution.execution import TierSupport
 
 pytestmark = pytest.mark.anyone
 A, B = "0000000a", "0000000b"

@@ -116,7 +116,9 @@ class TestAutogen:
             made.sandboxes.append(Sandbox())
             return AsyncSandbox(made.sandboxes[-1])
 
-        made._origin = SimpleNamespace(async_sandbox=make, options={"tier": "light"}, server="http://x")
+        made._origin = SimpleNamespace(
+            async_sandbox=make, options={"tier": "light"}, server="http://x"
+        )
         return made
 
     def run(self, made: Any, *blocks: tuple[str, str], answers: tuple[ExecResult, ...] = ()) -> Any:
@@ -205,7 +207,9 @@ def adk() -> Iterator[Any]:
 
 
 class TestAdk:
-    def test_code_runs_with_its_files_and_a_sandbox_that_has_ended_is_replaced(self, adk: Any) -> None:
+    def test_code_runs_with_its_files_and_a_sandbox_that_has_ended_is_replaced(
+        self, adk: Any
+    ) -> None:
         executor = adk.RingfenceCodeExecutor(stateful=True, tier="light", server="http://x")
         assert ({"tier": "light"}, "http://x", True, 300) == (
             dict(executor._origin.options), executor._origin.server, executor.stateful,
@@ -219,7 +223,9 @@ class TestAdk:
             return made[-1]
 
         executor._origin = SimpleNamespace(lasting=make)
-        given = Kept(input_files=[Kept(name="in/x", content="text", mime_type="text/plain")], code="print()")
+        given = Kept(
+            input_files=[Kept(name="in/x", content="text", mime_type="text/plain")], code="print()"
+        )
         done = executor.execute_code(None, given)
         out, err, files, code = done.given
         assert ("out", "err", ["a.txt"], 3) == (out, err, [each.name for each in files], code)
@@ -251,7 +257,9 @@ class TestAdk:
 
         executor._origin = SimpleNamespace(lasting=Slow)
         given = Kept(input_files=[], code="")
-        threads = [threading.Thread(target=executor.execute_code, args=(None, given)) for _ in range(2)]
+        threads = [
+            threading.Thread(target=executor.execute_code, args=(None, given)) for _ in range(2)
+        ]
         for each in threads:
             each.start()
         assert begun.wait(10)
@@ -313,7 +321,9 @@ def smolagents() -> Iterator[Any]:
         },
         "smolagents.remote_executors": {"RemotePythonExecutor": RemotePythonExecutor},
         "smolagents.serialization": {"SafeSerializer": serializer},
-        "smolagents.tools": {"get_tools_definition_code": lambda tools: "import PIL\nimport numpy\nimport os\n"},
+        "smolagents.tools": {
+            "get_tools_definition_code": lambda _tools: "import PIL\nimport numpy\nimport os\n",
+        },
         "smolagents.utils": {"AgentError": AgentError},
     }  # fmt: skip
     with adapter("smolagents", frameworks) as found:
@@ -338,7 +348,9 @@ class TestSmolagents:
         made._interpreter = SimpleNamespace(run=run, prelude={})
         return asked
 
-    def test_a_step_is_a_result_a_final_answer_or_an_error_for_the_model(self, smolagents: Any) -> None:
+    def test_a_step_is_a_result_a_final_answer_or_an_error_for_the_model(
+        self, smolagents: Any
+    ) -> None:
         made = self.made(smolagents, Sandbox(), timeout_s=3.0)
         asked = self.answering(
             made,
@@ -351,12 +363,18 @@ class TestSmolagents:
         assert ("42", "said", False) == (step.output, step.logs, step.is_final_answer)
         step = made.run_code_raise_errors("x")
         assert (("packed", False), "said", True) == (step.output, step.logs, step.is_final_answer)
-        for said in ("said\nExecuting code yielded an error:\nTraceback", "too long. Variables are lost", "it died"):
+        for said in (
+            "said\nExecuting code yielded an error:\nTraceback",
+            "too long. Variables are lost",
+            "it died",
+        ):
             with pytest.raises(AgentError, match=said):
                 made.run_code_raise_errors("x")
         assert [("x", 3.0)] * 5 == asked
 
-    def test_only_what_is_missing_is_installed_and_a_failure_leaves_no_sandbox(self, smolagents: Any) -> None:
+    def test_only_what_is_missing_is_installed_and_a_failure_leaves_no_sandbox(
+        self, smolagents: Any
+    ) -> None:
         sandbox = Sandbox(ExecResult(exit_code=0, stdout=b"pandas>=2\n"))
         made = self.made(smolagents, sandbox, "numpy", "pandas>=2")
         look, pip = sandbox.asked
@@ -368,7 +386,9 @@ class TestSmolagents:
         self.made(smolagents, none)
         self.made(smolagents, none, "numpy")
         assert 1 == len(none.asked), "all of it is there"
-        failing = Sandbox(ExecResult(exit_code=0, stdout=b"x\n"), ExecResult(exit_code=1, stderr=b"no network"))
+        failing = Sandbox(
+            ExecResult(exit_code=0, stdout=b"x\n"), ExecResult(exit_code=1, stderr=b"no network")
+        )
         with pytest.raises(AgentError, match="no network"):
             self.made(smolagents, failing, "x")
         assert 1 == failing.ended
@@ -385,7 +405,7 @@ class TestSmolagents:
         assert final.patched
         assert ["pillow", "requests"] == sandbox.asked[-1][1][3:]
         assert ["known", "pillow", "requests"] == made.installed_packages
-        (code, _), = asked
+        [(code, _)] = asked
         assert code.count("except ImportError:") == 2
         assert code.endswith("import os\n")
         assert {code: code} == made._interpreter.prelude
