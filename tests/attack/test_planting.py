@@ -300,6 +300,9 @@ def test_processes_are_found_by_the_numbers_of_the_host() -> None:
         try:
             assert process.stdout is not None
             child = int(process.stdout.readline())
+            assert labs.eventually(
+                lambda: Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"sleep")
+            )
             assert [process.pid, child] == labs.host_tree(process.pid)
             assert [] == labs.host_tree(0)
             assert [process.pid] == labs.host_processes(marker)
