@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.attack.lab import host_processes
 from ringfence.attack.outside import bombs, descriptors, neighbours, register, residue, timeouts
 from ringfence.errors import RingfenceError, SandboxLost, Unsupported
 
@@ -253,6 +254,7 @@ def test_what_every_user_may_read_is_open_down_to_the_file(tmp_path: Path) -> No
     (tmp_path / "a/b").mkdir(parents=True)
     file = tmp_path / "a/b/file"
     file.write_bytes(b"..token..")
+    tmp_path.chmod(0o755)
     for modes, is_open in (
         ((0o755, 0o755, 0o644), True), ((0o750, 0o755, 0o644), False), ((0o755, 0o754, 0o644), False),
         ((0o755, 0o755, 0o640), False), ((0o711, 0o711, 0o604), True),
@@ -331,6 +333,8 @@ def test_what_a_control_leaves_is_ended(tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["sh", "-c", f"trap '' TERM; sleep 600; : {marker}"], start_new_session=True
     )
+    assert [process.pid] == host_processes(marker)
     timeouts._sweep(marker)
-    assert -signal.SIGKILL == process.wait(10)
+    assert [] == host_processes(marker)
     os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
