@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,7 +187,7 @@ def test_a_signal_that_reaches_a_neighbour_is_an_escape(
     text: str, alive: bool, backend: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(neighbours, "host_pid", lambda _sandbox, inside: inside + 1000)
-    monkeypatch.setattr(neighbours.time, "sleep", lambda _s: None)
+    monkeypatch.setattr(time, "sleep", lambda _s: None)
     lab = LabOfNothing(said(text), backend=backend)
     lab.process.line, lab.process.running = "7", alive
     assert status == outcome("ipc.neighbour-signal", lab)[0]
@@ -298,7 +299,7 @@ def test_a_tree_that_outlives_its_timeout_has_escaped(
         expected = "held" if status == "held" else "escaped"
         assert expected == outcome("lifecycle.kill-terminal", lab)[0]
     late = iter((0.0, 60.0))
-    monkeypatch.setattr(timeouts.time, "monotonic", lambda: next(late))
+    monkeypatch.setattr(time, "monotonic", lambda: next(late))
     if status == "held":
         assert "escaped" == outcome("lifecycle.timeout-many", LabOfNothing(answer))[0]
 
