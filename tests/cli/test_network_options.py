@@ -138,6 +138,33 @@ def test_what_is_refused(field: str, given: dict[str, Any]) -> None:
     assert field == field_of(**given)
 
 
+def test_what_may_be_the_secret_itself_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    for text, said in (
+        ("a.com=sk-hunter2", "no name of a variable"), ("a.com=sk_hunter2", "no variable of that name"),
+        ("a.com=NO_SUCH", "NO_SUCH is not set"), ("a.com=EMPTY", "EMPTY is empty"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest) as refusal:
+            policy_of(secret=[text])
+        assert said in str(refusal.value)
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_a_policy_that_a_person_wrote_is_read_strictly(tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    for text, said in (
+        ('{"mode": "limited", "mode": "unrestricted"}', "twice"), ("{}", "mode"),
+        (" " * (16 * 2**20 + 1), "larger than 16 MiB"),
+    ):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(InvalidRequest, match=said) as refusal:
+            policy_of(net_policy=str(file))
+        assert "net-policy" == refusal.value.field
+    file.write_text(json.dumps(NetworkPolicy(learn=True).to_json()))
+    assert policy_of(net_policy=str(file), secret=["api.test=TOKEN"]).learn
+    assert "network.allowed_hosts[0]" == field_of(net="localhost")
+
+
 def test_an_error_in_a_file_says_where(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text('{"mode": "limited", "rules": [{"host": "a.com", "path": ["/"]}]}')

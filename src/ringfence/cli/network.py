@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPTIONS = ("net", "net-policy", "secret", "net-log", "net-learn")
 _HTTPS = "443"
+_NAME_IT = "name a variable, not the secret: export API_TOKEN=..., then HOST=API_TOKEN"
 _MOST_BYTES = 16 * 2**20  # of a policy file: more than any policy may have rules
 
 
@@ -108,6 +109,9 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
         credential = Credential(name, header, "") if header else Credential(name)
         rule = NetworkRule(host, ports or _HTTPS, credential=credential)
     except InvalidRequest as exc:
+        if exc.field.startswith("secret"):
+            what = f"'{where}=...': what follows is no name of a variable"
+            raise InvalidRequest(what, field="secret", hint=_NAME_IT) from None
         raise InvalidRequest(f"{text!r}: {exc.message}", field="secret", hint=exc.hint) from exc
     value = os.environ.get(name)
     if not value:
@@ -116,7 +120,7 @@ def _secret(text: str) -> tuple[NetworkRule, str]:
         if value is None and not name.isupper():
             # It may be the secret, and what is printed may be kept.
             what = f"'{where}=...': there is no variable of that name"
-            hint = "name a variable, not the secret: export API_TOKEN=..., then HOST=API_TOKEN"
+            hint = _NAME_IT
         raise InvalidRequest(what, field="secret", hint=hint)
     return rule, value
 
