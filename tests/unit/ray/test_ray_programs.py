@@ -141,8 +141,8 @@ def test_who_says_nothing_is_shut_out_and_another_user_is_not_heard(
     assert b"sbx" not in said
     near, far = socket.socketpair()
     with near, far:
-        assert os.geteuid() == calls._peer_uid(near)
-    monkeypatch.setattr(calls, "_peer_uid", lambda _accepted: os.geteuid() + 1)
+        assert os.getuid() == calls._peer_uid(near)
+    monkeypatch.setattr(calls, "_peer_uid", lambda _accepted: os.getuid() + 1)
     with pytest.raises((EOFError, OSError)), Client(f"\0{door.name}", "AF_UNIX", authkey=door.key):
         pass
     monkeypatch.undo()
