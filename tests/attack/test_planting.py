@@ -284,7 +284,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> dict[str, Probe]:
     places = {
         "files.plain": kit.PLAIN, "files.mounted": kit.MOUNTED, "files.both": kit.BOTH,
         "network.plain": kit.PLAIN, "network.mounted": kit.MOUNTED, "network.limited": kit.LIMITED,
-        "syscalls.bpf": kit.PLAIN,
+        "syscalls.bpf": kit.PLAIN, "network.both": kit.BOTH,
     }  # fmt: skip
     found = {
         id: Probe(id, "high", "It must not.", kit.HOST, where, lambda _: held("x"))
@@ -299,11 +299,11 @@ def test_each_probe_runs_where_it_belongs(few: dict[str, Probe]) -> None:
         kind: {id for id, probe in few.items() if runner._belongs(probe, kind)}
         for kind in (kit.PLAIN, kit.MOUNTED, kit.LIMITED, kit.COPIED)
     }
-    plain = {"files.plain", "files.both", "network.plain", "syscalls.bpf"}
+    plain = {"files.plain", "files.both", "network.plain", "network.both", "syscalls.bpf"}
     assert {
         kit.PLAIN: plain, kit.COPIED: plain,
-        kit.MOUNTED: {"files.mounted", "files.both", "network.mounted"},
-        kit.LIMITED: {"network.limited", "network.plain"},
+        kit.MOUNTED: {"files.mounted", "files.both", "network.mounted", "network.both"},
+        kit.LIMITED: {"network.limited", "network.plain", "network.both"},
     } == where  # fmt: skip
 
 
