@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.attack import again, inside, outside, runner, scope
+from ringfence.attack import again, inside, outside, runner, scope, service
 from ringfence.attack import lab as labs
 from ringfence.attack.canaries import RO, RO_FILE, RW, Canaries, digest
 from ringfence.attack.lab import Lab
@@ -140,6 +140,20 @@ def test_the_web_server_takes_what_a_lenient_one_takes_and_tells_what_it_was_ask
         socket.create_connection(("127.0.0.1", service.port)),
     ):
         pass
+
+
+def test_the_web_server_forgets_what_it_was_asked_for_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_MOST_KEPT", 2)
+    paths = ("/one", "/two", "/three", "/seen")
+    asked = b"".join(b"GET %b HTTP/1.1\r\n\r\n" % path.encode() for path in paths)
+    with Service() as there, socket.create_connection(("127.0.0.1", there.port)) as sock:
+        sock.settimeout(10)
+        sock.sendall(asked)
+        sock.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert said.endswith(b"\r\n\r\n/two\n/three\n/seen")
 
 
 # -- where it happens ------------------------------------------------------------------------------
