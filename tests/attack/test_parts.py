@@ -363,3 +363,12 @@ def test_a_function_of_the_probes_runs_as_a_program_and_tells_what_it_inherited(
         f"descriptor {directory} is d" in found[asked[1]][1],
     )
     assert found[asked[2]][0] in ("held", "escaped")
+
+
+def test_one_that_is_too_late_to_lead_a_group_is_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)  # as where it did not come to that yet
+    monkeypatch.setattr(main, "_PATIENCE_MS", 1)
+    status, evidence = main.run_apart(probing(lambda _: signal.pause()), {})
+    assert ("inconclusive", "ended without a word, wait status 0x9") == (status, evidence)

@@ -86,7 +86,8 @@ def run_apart(probe: kit.Probe, context: dict[str, Any]) -> tuple[str, str]:
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
-        pass  # gone, and whatever it left is in another group
+        # It may have no group of its own yet. Where it is gone, nothing happens.
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     if said:
         found, evidence = json.loads(said)
