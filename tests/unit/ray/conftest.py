@@ -69,7 +69,7 @@ class Ray(ModuleType):
         self.util = SimpleNamespace(
             list_named_actors=lambda all_namespaces: (
                 [{"namespace": "ringfence", "name": name} for name in self.actors]
-                + [{"namespace": "other", "name": "sandboxes-of-x"}]
+                + [{"namespace": "other", "name": "sandboxes-of-node-a"}]
             ),
             scheduling_strategies=SimpleNamespace(
                 NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft)
