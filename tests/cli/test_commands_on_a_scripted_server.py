@@ -236,7 +236,9 @@ def test_what_is_changed_of_a_sandbox(words: list[str], body: dict[str, Any], wo
     assert (body, ["PATCH b"]) == (world.server.requests[-1].form, world.changes)
 
 
-def test_a_sandbox_is_made_as_the_options_say(world: World, capfd: Capture) -> None:
+def test_a_sandbox_is_made_as_the_options_say(
+    world: World, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [
         "--name",
         "n",
@@ -259,6 +261,9 @@ def test_a_sandbox_is_made_as_the_options_say(world: World, capfd: Capture) -> N
     assert (180.0, 1 << 30, 77) == tuple(
         form["limits"][name] for name in ("idle_timeout_s", "memory_bytes", "pids")
     )
+    monkeypatch.setenv("TOKEN", "hunter2")
+    assert 0 == sandboxes.create(["--secret", "a.test=TOKEN"])
+    assert {"TOKEN": "hunter2"} == world.server.requests[-1].form["secrets"]
     assert 0 == sandboxes.create([])
     form = world.server.requests[-1].form
     assert (True, {}, None) == (form["use_pool"], form["labels"], form["ttl_s"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfence.cli import terminal
-from ringfence.cli.terminal import Colours, Progress, size
+from ringfence.cli.terminal import Colours, Progress, describe, size
 from ringfence.errors import InvalidRequest
 
 
@@ -102,3 +103,27 @@ def test_say_is_one_line_whatever_it_is_told(capfd: pytest.CaptureFixture[str]) 
     terminal.say("two\nlines \ud800")
 
     assert "ringfence: two lines \\ud800\n" == capfd.readouterr().err
+
+
+def test_only_what_has_no_name_is_standard_output() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "standard output: No space left on device" == describe(full)
+    named = OSError(errno.ENOSPC, "No space left on device", "/srv/file")
+    assert "/srv/file" in describe(named)
+    assert "standard output" not in describe(named)
+
+
+def test_progress_is_one_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress("uploading")
+    monkeypatch.setattr(progress, "_columns", lambda: 20)
+    assert 19 == len(progress._line(1000, "a/long/path/of/a/file", 1.0))
+
+
+def test_an_empty_no_color_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    for value, on in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        assert on == Colours(slave).on
+    os.close(master)
+    os.close(slave)
