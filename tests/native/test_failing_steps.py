@@ -7,11 +7,11 @@ the kernel, and what this process has of the host is counted again.
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -128,29 +128,22 @@ def fixture_backend(tmp_path: Path) -> Iterator[NativeBackend]:
     backend.close()
 
 
-KINDS = ["plain", "with limits, a mount and a name"]
-
-
-@pytest.fixture(name="create", params=[KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.full)])
-def fixture_create(
-    request: pytest.FixtureRequest, backend: NativeBackend, tmp_path: Path
-) -> Callable[[], NativeSandbox]:
-    more: dict[str, Any] = {}
-    if request.param != KINDS[0]:
-        (tmp_path / "of-host").mkdir()
-        more = {
-            "mounts": [Mount("/data", str(tmp_path / "of-host"), access="rw")],
-            "limits": Limits(memory_bytes=1 << 28, cpus=0.5, pids=50),
-            "id": "named",
-        }
-    return lambda: backend.provision(SandboxSpec(**more))
+@pytest.fixture(name="kinds")
+def fixture_kinds(backend: NativeBackend, tmp_path: Path) -> list[Callable[[], NativeSandbox]]:
+    """Creates of a plain sandbox, and of one with limits, a mount and a name."""
+    (tmp_path / "of-host").mkdir()
+    more = SandboxSpec(
+        mounts=(Mount("/data", str(tmp_path / "of-host"), access="rw"),),
+        limits=Limits(memory_bytes=1 << 28, pids=50),
+        id="named",
+    )
+    return [lambda: backend.provision(SandboxSpec()), lambda: backend.provision(more)]
 
 
 def unmatched(
     held: Held, before: dict[str, Any], create: Callable[[], NativeSandbox]
 ) -> dict[str, Any]:
     """What is other than before, once all that ends by itself has ended."""
-    gc.collect()
     create().terminate()  # the zygote has seen what came before
     until(lambda: held.count() == before, GONE_WITHIN_S)
     now = held.count()
@@ -158,35 +151,34 @@ def unmatched(
 
 
 def test_nothing_stays_of_a_create_of_which_a_step_fails(
-    create: Callable[[], NativeSandbox], backend: NativeBackend, tmp_path: Path
+    kinds: list[Callable[[], NativeSandbox]], backend: NativeBackend, tmp_path: Path
 ) -> None:
-    made: list[NativeSandbox] = []
-
-    def begin() -> None:
-        made.append(create())
-
-    def end() -> None:
-        while made:
-            made.pop().terminate()
-
-    for _ in range(2):
-        begin()
-        end()
-    steps, held = Steps(), Held(backend, tmp_path / "state")
-    names = steps.of(begin)
-    end()
+    for create in (*kinds, *kinds):
+        create().terminate()
+    held, tried, left = Held(backend, tmp_path / "state"), set(OF_A_CREATE), {}
     before = held.at_rest()
-    left = {}
-    for step in names:
-        if step.name not in OF_A_CREATE and not step.name.endswith(".close"):
+
+    for create in kinds:
+        made: list[NativeSandbox] = []
+        begin = partial(_add, made, create)
+        steps = Steps()
+        for step in steps.of(begin):
+            if step.name in tried or step.name.endswith(".close"):
+                continue
+            tried.add(step.name)
             steps.fail(step, begin)
-            end()
-            if found := unmatched(held, before, create):
+            while made:
+                made.pop().terminate()
+            if found := unmatched(held, before, kinds[0]):
                 left[step] = found
                 before = held.at_rest()
 
     assert not left, left
-    assert len(names) > 80, "they are not seen any more"
+    assert len(tried) > 120, "they are not seen any more"
+
+
+def _add(made: list[NativeSandbox], create: Callable[[], NativeSandbox]) -> None:
+    made.append(create())
 
 
 def test_a_sandbox_that_cannot_end_in_time_is_not_there(
@@ -208,9 +200,10 @@ def test_a_sandbox_that_cannot_end_in_time_is_not_there(
 
 
 def test_nothing_stays_of_an_end_of_which_a_step_fails(
-    create: Callable[[], NativeSandbox], backend: NativeBackend, tmp_path: Path
+    kinds: list[Callable[[], NativeSandbox]], backend: NativeBackend, tmp_path: Path
 ) -> None:
     """Each step of the end is taken, whichever before it has failed."""
+    create = kinds[1]
     create().terminate()
     steps, held = Steps(), Held(backend, tmp_path / "state")
     sandbox = create()
