@@ -160,6 +160,8 @@ def _wait_for_ever() -> int:
 def test_what_a_child_ended_with_is_told_and_one_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    children = _children()
+
     def killed() -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         return 0
@@ -176,8 +178,7 @@ def test_what_a_child_ended_with_is_told_and_one_that_hangs_is_killed(
     monkeypatch.setattr(kit, "PATIENCE_S", 0.02)
     with pytest.raises(TimeoutError):
         kit.in_child(_wait_for_ever)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert _children() <= children
 
 
 # -- the registers ---------------------------------------------------------------------------------
@@ -256,6 +257,7 @@ def probing(run: Any) -> Probe:
 def test_each_probe_runs_apart_and_what_kills_it_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    children = _children()
     before = len(os.listdir("/proc/self/fd"))
 
     def left(context: Context) -> Outcome:
@@ -284,8 +286,12 @@ def test_each_probe_runs_apart_and_what_kills_it_is_told(
     status, evidence = main.run_apart(probing(lambda _: signal.pause()), {})
     assert "inconclusive" == status
     assert before == len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert _children() <= children
+
+
+def _children() -> set[str]:
+    """Of this thread: fixtures of other modules have daemons, which are not ours to wait for."""
+    return set(Path("/proc/thread-self/children").read_text().split())
 
 
 def _runs(pid: int) -> bool:

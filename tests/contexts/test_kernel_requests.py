@@ -280,8 +280,8 @@ def test_figures_are_shown_by_the_cell_that_left_them_also_where_it_fails(kernel
 
 def test_an_interrupt_of_what_awaits_ends_it(kernel: Kernel) -> None:
     code = (
-        "import asyncio\nended = []\nprint('begun')\n"
-        "try:\n    await asyncio.sleep(600)\nfinally:\n    ended.append(1)"
+        "import asyncio\nended = []\n"
+        "try:\n    print('begun')\n    await asyncio.sleep(600)\nfinally:\n    ended.append(1)"
     )
     for number in (1, 2):
         kernel.run("aa", code.replace("ended = []", "ended = []" if number == 1 else ""))

@@ -28,7 +28,7 @@ from ringfence.model.capabilities import NAMESPACES
 from ringfence.model.net.network import NetworkPolicy, NetworkRule
 from ringfence.model.spec import LINEAGE
 
-pytestmark = pytest.mark.anyone
+pytestmark = pytest.mark.root  # sandboxes have host ids of their own
 KEEP_S = 60.0
 SHAPE: Any = {"template": b"packed"}
 HARDENED = BUILT_IN["os_hardened"]
