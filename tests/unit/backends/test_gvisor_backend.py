@@ -380,6 +380,27 @@ class TestViews:
         stamps = views._stamp(shown)
         assert [(os.stat(top).st_dev, os.stat(top).st_ino) for top in tops] == stamps
 
+    def test_a_directory_that_was_replaced_is_not_what_it_shows(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        top = tmp_path / "shown"
+        top.mkdir()
+        shown = [template.tree(str(top), template.READ_ONLY)]
+        monkeypatch.setattr(views, "_shown", lambda: [*shown])
+        made: Any = object.__new__(Views)
+        made._pidfd = os.open("/", os.O_PATH)
+        made._shown, made._stamp = [*shown], views._stamp(shown)
+        assert made.is_current
+        (top / "more").mkdir()
+        assert made.is_current, "its content may change"
+        top.rename(tmp_path / "before")
+        top.mkdir()
+        assert not made.is_current
+        made._stamp = views._stamp(shown)
+        shown.append(template.tree("/", template.READ_ONLY))
+        assert not made.is_current
+        os.close(made._pidfd)
+
     def test_its_jail_has_one_id_that_is_nobodys(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here = SimpleNamespace(**{**vars(host()), "trusted_root": True})
         monkeypatch.setattr(views, "host", lambda: here)

@@ -471,6 +471,8 @@ class TestRelays:
         relay._trusted = None
         policy = NetworkPolicy.parse("api.test")
         relay.check(policy)
+        with pytest.raises(NetworkPolicyError, match="when the sandbox is created"):
+            relay.check(NetworkPolicy.parse("unrestricted"))
         relay._give_up_relay()
         relay.check(NetworkPolicy.none())
         with pytest.raises(NetworkPolicyError, match="has ended"):

@@ -14,6 +14,7 @@ import pytest
 
 from ringfence.backends.local.agents.execs import LocalExec
 from ringfence.backends.local.answers import Refused
+from ringfence.backends.local.sandbox import LocalSandbox
 from ringfence.errors import (
     ExecError,
     ExecNotStarted,
@@ -24,6 +25,9 @@ from ringfence.errors import (
     SandboxLost,
 )
 from ringfence.launcher import wire
+from ringfence.model.execs.exec import ExecRequest
+from ringfence.model.limits import Limits
+from ringfence.model.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyone
 KILL = int(signal.SIGKILL)
@@ -387,3 +391,17 @@ class TestNotBegun:
         made.report()
         made.reply.close()
         assert not made.run.never_began()
+
+
+def test_variables_of_the_request_win_over_the_accounts_and_those_over_the_sandboxs() -> None:
+    sandbox: Any = object.__new__(LocalSandbox)
+    sandbox._environment = {"PATH": "/bin", "HOME": "/of-sandbox", "USER": "sandbox"}
+    sandbox.spec, sandbox.mounts = SandboxSpec(limits=Limits(wall_time_s=7)), ()
+    sandbox.working_directory = lambda cwd: f"at {cwd}"
+    own = {"HOME": "/of-account", "USER": "account"}
+    request = ExecRequest(("id",), env={"HOME": "/asked"}, cwd="place")
+
+    argv, environment, cwd, timeout_s, *_rest = LocalSandbox.as_asked(sandbox, request, own)
+
+    assert {"PATH": "/bin", "HOME": "/asked", "USER": "account"} == environment
+    assert (["id"], "at place", 7) == (argv, cwd, timeout_s)
