@@ -202,7 +202,7 @@ async def test_what_runs_in_its_turn_is_charged_also_where_it_fails() -> None:
 async def test_who_has_sent_little_goes_before_who_sends_much() -> None:
     """Else a request waits for a slice of each upload, however many there are."""
     share = LoopShare()
-    much = await share.take(0.002)
+    much = await share.take(0.002, await share.take(0.002))
     share.charge(0.5)
     order: list[str] = []
 
@@ -228,6 +228,30 @@ async def test_nothing_is_saved_up_while_a_connection_is_idle() -> None:
     share.charge(-10)
 
     assert await share.take(0.001) == due, "it may be as far as the others, and no further back"
+
+
+async def test_who_sends_much_is_not_kept_waiting_by_an_endless_number_who_send_little() -> None:
+    share = LoopShare()
+    due = await share.take(0.001) + 0.005
+    share.charge(0.5)
+    order: list[str] = []
+
+    async def work(name: str, due: float) -> None:
+        await share.take(0.001, due)
+        order.append(name)
+        if name == "little" and len(order) < 100:
+            following.append(asyncio.ensure_future(work("little", 0.0)))
+
+    following = [asyncio.ensure_future(work("much", due))]
+    following += [asyncio.ensure_future(work("little", 0.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    share.charge(-10)
+    while len(order) < 100:
+        await asyncio.sleep(0)
+        share.charge(0)
+
+    assert 3 <= order.index("much") < 50
+    await asyncio.gather(*following)
 
 
 async def test_a_connection_takes_its_slices_as_one_that_has_sent_much(

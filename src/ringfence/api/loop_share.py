@@ -61,15 +61,16 @@ class LoopShare:
         Args:
             due: What the call before has returned for this connection; what is due first goes first.
         """
-        due = max(due, self._due)
+        is_first, due = not due, max(due, self._due)
         if self.is_free:
             self._credit_s -= cost_s
-            self._due = due
         else:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (due, next(self._numbers), turn, cost_s))
             self._set_timer()
             await turn
+        # Work of nobody's counts as well: else what is due later would wait for as long as more comes.
+        self._due = max(self._due, due + cost_s if is_first else due)
         return due + cost_s
 
     async def run(self, work: Callable[[], T], cost_s: float = MESSAGE_S) -> T:
@@ -112,10 +113,9 @@ class LoopShare:
     def _wake(self) -> None:
         self._timer = None
         while self._waiting and self._credit() > 0:
-            due, _number, turn, cost_s = heapq.heappop(self._waiting)
+            _due, _number, turn, cost_s = heapq.heappop(self._waiting)
             if not turn.done():  # cancelled
                 self._credit_s -= cost_s
-                self._due = max(due, self._due)
                 turn.set_result(None)
         self._set_timer()
 
