@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,10 +20,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import ringfence
-from ringfence import Limits, Mount, Sandbox, SandboxSpec
+from ringfence import Limits, Mount, NetworkPolicy, NetworkRule, Sandbox, SandboxSpec
 from ringfence.backends.native.backend import NativeBackend
+from ringfence.backends.native.network import NativeNetwork
 from ringfence.backends.native.sandbox import NativeSandbox
-from tests.native.outside import cgroups_of, until
+from ringfence.errors import InvalidRequest, IsolationError
+from tests.native.outside import cgroups_of, children_of, until
 
 ROOT = f"{Path(ringfence.__file__).parent}/"
 ROOMS = (f"{ROOT}backends/native/", f"{ROOT}backends/local/")
@@ -40,6 +43,7 @@ OF_A_CREATE = OF_THEMSELVES | {
     "ExplainedFileLimit.__exit__",  # compares types
     "LiveSandbox.begun",  # takes over descriptors that have come
     "SandboxNetwork.have",  # the same
+    "_Below.path",  # joins names
     "Request.__exit__",  # closes descriptors
     "Runtime.made",  # discards from a set
 }
@@ -71,10 +75,8 @@ class Steps:
     def fail(self, step: Step, call: Callable[[], object]) -> None:
         """Call it while that step fails once. What the call does of it is its own matter."""
         self._fails = step
-        try:
+        with suppress(Exception):  # which error it is made of is not the question here
             self._run(call)
-        except Exception:  # noqa: BLE001  which error it is made of is not the question here
-            pass
 
     def _run(self, call: Callable[[], object]) -> None:
         sys.setprofile(self._look)
@@ -94,23 +96,39 @@ class Steps:
 
 
 class Held:
-    """What this process has of the host for sandboxes of a backend."""
+    """What this process has of the host for sandboxes of a backend.
 
-    def __init__(self, backend: NativeBackend, state_dir: Path) -> None:
-        self._backend, self._state_dir = backend, state_dir
+    Attributes:
+        kinds: Creates of a plain sandbox, and of one with limits, a mount, a protected path and a name.
+    """
+
+    def __init__(self, state_dir: Path, source: Path) -> None:
+        self.backend = backend = NativeBackend(state_dir=str(state_dir), prebuilt_s=0)
+        self._places = state_dir, source
+        more = SandboxSpec(
+            mounts=(Mount("/data", str(source), access="rw", protect=("absent",)),),
+            limits=Limits(memory_bytes=1 << 28, pids=50),
+            id="named",
+        )
+        self.kinds: list[Callable[[], NativeSandbox]] = [
+            lambda: backend.provision(SandboxSpec()),
+            lambda: backend.provision(more),
+        ]
+        for create in (*self.kinds, *self.kinds):  # all that is found once is known
+            create().terminate()
 
     def count(self) -> dict[str, Any]:
-        backend = self._backend
+        backend = self.backend
         zygote = backend.zygote().pid
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
             "descriptors of the zygote": len(os.listdir(f"/proc/{zygote}/fd")),
-            "processes": Path(f"/proc/{zygote}/task/{zygote}/children").read_text(),
+            "processes": children_of(zygote),
             "ids": len(backend.host_ids()._free),
             "sandboxes": dict(backend._live),
             "names": set(backend._making),
             "cgroups": sorted(cgroups_of(f".{os.getpid()}.")),
-            "files": sorted(os.listdir(self._state_dir)),
+            "files": [sorted(os.listdir(place)) for place in self._places],
             "threads": [each.name for each in threading.enumerate()],
         }
 
@@ -119,46 +137,29 @@ class Held:
         until(lambda: not cgroups_of(f".{os.getpid()}."), GONE_WITHIN_S)
         return self.count()
 
-
-@pytest.fixture(name="backend")
-def fixture_backend(tmp_path: Path) -> Iterator[NativeBackend]:
-    backend = NativeBackend(state_dir=str(tmp_path / "state"), prebuilt_s=0)
-    (tmp_path / "state").mkdir(exist_ok=True)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(name="kinds")
-def fixture_kinds(backend: NativeBackend, tmp_path: Path) -> list[Callable[[], NativeSandbox]]:
-    """Creates of a plain sandbox, and of one with limits, a mount and a name."""
-    (tmp_path / "of-host").mkdir()
-    more = SandboxSpec(
-        mounts=(Mount("/data", str(tmp_path / "of-host"), access="rw"),),
-        limits=Limits(memory_bytes=1 << 28, pids=50),
-        id="named",
-    )
-    return [lambda: backend.provision(SandboxSpec()), lambda: backend.provision(more)]
+    def unlike(self, before: dict[str, Any]) -> dict[str, Any]:
+        """What is other than before, once all that ends by itself has ended."""
+        self.kinds[0]().terminate()  # the zygote has seen what came before
+        until(lambda: self.count() == before, GONE_WITHIN_S)
+        now = self.count()
+        return {name: (before[name], now[name]) for name in now if now[name] != before[name]}
 
 
-def unmatched(
-    held: Held, before: dict[str, Any], create: Callable[[], NativeSandbox]
-) -> dict[str, Any]:
-    """What is other than before, once all that ends by itself has ended."""
-    create().terminate()  # the zygote has seen what came before
-    until(lambda: held.count() == before, GONE_WITHIN_S)
-    now = held.count()
-    return {name: (before[name], now[name]) for name in now if now[name] != before[name]}
+@pytest.fixture(name="held", scope="module")
+def fixture_held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    held = Held(tmp_path_factory.mktemp("state"), tmp_path_factory.mktemp("source"))
+    yield held
+    held.backend.close()
 
 
-def test_nothing_stays_of_a_create_of_which_a_step_fails(
-    kinds: list[Callable[[], NativeSandbox]], backend: NativeBackend, tmp_path: Path
-) -> None:
-    for create in (*kinds, *kinds):
-        create().terminate()
-    held, tried, left = Held(backend, tmp_path / "state"), set(OF_A_CREATE), {}
-    before = held.at_rest()
+def fail(*_what: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
 
-    for create in kinds:
+
+def test_nothing_stays_of_a_create_of_which_a_step_fails(held: Held) -> None:
+    tried, left, before = set(OF_A_CREATE), {}, held.at_rest()
+
+    for create in held.kinds:
         made: list[NativeSandbox] = []
         begin = partial(_add, made, create)
         steps = Steps()
@@ -169,7 +170,7 @@ def test_nothing_stays_of_a_create_of_which_a_step_fails(
             steps.fail(step, begin)
             while made:
                 made.pop().terminate()
-            if found := unmatched(held, before, kinds[0]):
+            if found := held.unlike(before):
                 left[step] = found
                 before = held.at_rest()
 
@@ -181,10 +182,57 @@ def _add(made: list[NativeSandbox], create: Callable[[], NativeSandbox]) -> None
     made.append(create())
 
 
+@pytest.mark.parametrize("step", ["meanwhile", "begin"])
+def test_one_that_was_built_ahead_is_gone_where_its_claim_fails(
+    held: Held, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    backend, before = held.backend, held.at_rest()
+    warm = backend.prewarm(SandboxSpec(id="mine"))
+    for make in (backend.provision, backend.prewarm):
+        with pytest.raises(InvalidRequest, match="already exists"):
+            make(SandboxSpec(id="mine"))
+    with monkeypatch.context() as patch:
+        if step == "begin":
+            patch.setattr(backend.handover, "begin", fail)
+        with pytest.raises(OSError, match="no room"):
+            warm.claim(SandboxSpec(), fail if step == "meanwhile" else None)
+    assert not warm.alive
+    assert {} == held.unlike(before)
+
+
+def test_a_name_is_one_sandboxs_also_while_it_is_made(held: Held) -> None:
+    backend, spec = held.backend, SandboxSpec(id="mine")
+    backend.new_id(spec)
+    with pytest.raises(InvalidRequest, match="already exists"):
+        backend.provision(spec)
+    backend.made("mine")
+    sandbox = backend.provision(spec)
+    with pytest.raises(InvalidRequest, match="already exists"):
+        backend.provision(spec)
+    sandbox.terminate()
+
+
+def test_a_network_that_is_not_served_ends_the_sandbox(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, before = held.backend, held.at_rest()
+
+    def refuse(_network: Any) -> None:
+        raise IsolationError("no egress")
+
+    rules = NetworkPolicy(rules=(NetworkRule("a.example", "443"),))
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeNetwork, "serve", refuse)
+        with pytest.raises(IsolationError, match="no egress"):
+            backend.provision(SandboxSpec(id="mine", network=rules))
+    assert {} == held.unlike(before)
+
+
 def test_a_sandbox_that_cannot_end_in_time_is_not_there(
-    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+    held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its timer is a thread, and a process may have no more of them."""
+    backend = held.backend
 
     def start(_timer: threading.Timer) -> None:
         raise RuntimeError("can't start new thread")
@@ -199,19 +247,15 @@ def test_a_sandbox_that_cannot_end_in_time_is_not_there(
         assert len(backend._live) == 1
 
 
-def test_nothing_stays_of_an_end_of_which_a_step_fails(
-    kinds: list[Callable[[], NativeSandbox]], backend: NativeBackend, tmp_path: Path
-) -> None:
+def test_nothing_stays_of_an_end_of_which_a_step_fails(held: Held) -> None:
     """Each step of the end is taken, whichever before it has failed."""
-    create = kinds[1]
-    create().terminate()
-    steps, held = Steps(), Held(backend, tmp_path / "state")
-    sandbox = create()
-    steps.of(sandbox.terminate)
+    create = held.kinds[1]
+    steps = Steps()
+    steps.of(create().terminate)
     before, left = held.at_rest(), {}
     for step in [each for each in steps.seen if each.name in STEPS_OF_AN_END]:
         steps.fail(step, create().terminate)
-        if found := unmatched(held, before, create):
+        if found := held.unlike(before):
             left[step] = found
             before = held.at_rest()
 

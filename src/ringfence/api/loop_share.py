@@ -69,7 +69,8 @@ class LoopShare:
             heapq.heappush(self._waiting, (due, next(self._numbers), turn, cost_s))
             self._set_timer()
             await turn
-        # Work of nobody's counts as well: else what is due later would wait for as long as more comes.
+        # The first work of each moves the time on as well: else what is due later would wait for as long as
+        # new connections come.
         self._due = max(self._due, due + cost_s if is_first else due)
         return due + cost_s
 

@@ -100,16 +100,14 @@ class ImageStore:
         Raises:
             ImageNotFound: They are gone.
         """
-        path, fd = os.path.join(self._root(image.id), "image"), -1
-        try:
+        path = os.path.join(self._root(image.id), "image")
+        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_SH)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):  # else `collect` was quicker
+                stack.pop_all()
                 return fd
-        except FileNotFoundError:
-            pass
-        if fd >= 0:  # `collect` was quicker
-            os.close(fd)
         raise ImageNotFound(
             f"the files of {image.reference} are gone", field="image", hint="pull it again"
         )

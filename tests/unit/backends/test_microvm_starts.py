@@ -175,7 +175,7 @@ class TestStarting:
         sandbox = backend.provision(SPEC)
         assert [True, "ready", False] == done
         sandbox.terminate()
-        assert True is done[3]
+        assert done[3] is True
 
     @pytest.mark.parametrize(
         ("word", "why"),
