@@ -7,7 +7,8 @@ import os
 import select
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ringfence import Sandbox
@@ -165,6 +166,22 @@ def open_fds(pid: int | str = "self") -> dict[int, str]:
         except OSError:
             continue  # the directory listing's own
     return found
+
+
+@contextmanager
+def same_descriptors() -> Iterator[None]:
+    """Assert that this process has the same descriptors after the block, once threads have closed theirs.
+
+    Without collections meanwhile: one closes what earlier tests have left.
+    """
+    gc.disable()
+    try:
+        before = open_fds()
+        yield
+        until(lambda: before == open_fds(), 5.0)
+        assert before == open_fds()
+    finally:
+        gc.enable()
 
 
 def status_kib(pid: int | str, field: str) -> int:

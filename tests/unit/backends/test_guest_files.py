@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence.backends.local.agents import guest_files
 from ringfence.backends.local.agents.guest_files import GuestFiles, _entries
@@ -84,9 +85,8 @@ class Guest:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert before == len(os.listdir("/proc/self/fd"))
+    with same_descriptors():
+        yield
 
 
 def both() -> tuple[Guest, GuestFiles]:

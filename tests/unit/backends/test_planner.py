@@ -241,10 +241,12 @@ def test_pid_1_connects_only_where_its_rights_are_those_of_all(
     assert not planner.connects_by_init(draft, profile, few, False)
 
 
-def test_a_directory_of_ones_own_stands_in_for_the_memory_that_is_always_there() -> None:
+def test_a_directory_of_ones_own_stands_in_for_the_memory_that_is_always_there(
+    tmp_path: Path,
+) -> None:
     draft, _plan = plan_of(asked())
     targets = [each.target for each in draft.mounts]
     assert MEMORY_DIR in targets
-    draft, _plan = plan_of(asked(memory_dir="/tmp"))
+    draft, _plan = plan_of(asked(memory_dir=str(tmp_path)))
     found = [each for each in draft.mounts if each.target == MEMORY_DIR]
-    assert ["/tmp"] == [each.host_path for each in found]
+    assert [str(tmp_path)] == [each.host_path for each in found]

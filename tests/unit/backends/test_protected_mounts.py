@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence import Mount, SandboxSpec
 from ringfence.backends.local.mounts import protect
@@ -27,9 +28,8 @@ from ringfence.model.session import ResolvedMount
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = set(os.listdir("/proc/self/fd"))
-    yield
-    assert set() == set(os.listdir("/proc/self/fd")) - before  # a collection may close others
+    with same_descriptors():
+        yield
 
 
 @pytest.fixture

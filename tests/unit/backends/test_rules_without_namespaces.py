@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.native.outside import same_descriptors
 from tests.strangers import let_others_in
 
 from ringfence import Mount, SandboxSpec
@@ -29,9 +30,8 @@ pytestmark = pytest.mark.anyone
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     host()
-    before = os.listdir("/proc/self/fd")
-    yield
-    assert before == os.listdir("/proc/self/fd")
+    with same_descriptors():
+        yield
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence.launcher import cgroups
 
@@ -16,9 +17,8 @@ pytestmark = pytest.mark.anyone
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = os.listdir("/proc/self/fd")
-    yield
-    assert before == os.listdir("/proc/self/fd")
+    with same_descriptors():
+        yield
 
 
 @pytest.fixture

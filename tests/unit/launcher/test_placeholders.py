@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence.launcher import placeholders
 from ringfence.launcher.placeholders import FILES, MARK
@@ -27,9 +28,8 @@ def made(path: Path, content: bytes | None = None) -> tuple[str, str, int, int]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = os.listdir("/proc/self/fd")
-    yield
-    assert before == os.listdir("/proc/self/fd")
+    with same_descriptors():
+        yield
 
 
 def test_those_inside_others_go_first(tmp_path: Path) -> None:

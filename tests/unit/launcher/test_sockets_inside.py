@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence.launcher import idmap, network
 from ringfence.launcher.newroot import BuildError
@@ -17,9 +18,8 @@ from ringfence.linux import netlink
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = os.listdir("/proc/self/fd")
-    yield
-    assert before == os.listdir("/proc/self/fd")
+    with same_descriptors():
+        yield
 
 
 @pytest.fixture

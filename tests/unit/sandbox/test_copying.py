@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from tests.native.outside import same_descriptors
 
 from ringfence.errors import (
     FileError,
@@ -32,21 +32,6 @@ from ringfence.sandbox.files import Files, _copy, _data_of
 pytestmark = pytest.mark.anyone
 
 MIB = 1 << 20
-
-
-@contextmanager
-def nothing_is_left_open() -> Iterator[None]:
-    before = _descriptors()
-    yield
-    assert before == _descriptors()
-
-
-def _descriptors() -> dict[str, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the directory's own
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
-    return found
 
 
 def sparse(path: Path, *parts: tuple[int, bytes], size: int = 0) -> bytes:
@@ -243,14 +228,14 @@ def test_errors_of_a_stream_have_their_class_and_path(
         inner.fails = {}
         call()
         inner.fails = {"write": failure, "read": failure}
-        with nothing_is_left_open(), pytest.raises(error, match="f"):
+        with same_descriptors(), pytest.raises(error, match="f"):
             call()
 
 
 def test_a_file_is_uploaded_with_its_permissions_and_no_more(inner: Inner, tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"data")
     (tmp_path / "here").chmod(0o6755)
-    with nothing_is_left_open():
+    with same_descriptors():
         files_of(inner).upload(str(tmp_path / "here"), "f")
         with pytest.raises(FileNotFound):
             files_of(inner).upload(str(tmp_path / "none"), "g")
@@ -286,12 +271,12 @@ def test_a_download_replaces_only_where_asked_and_leaves_no_half(
     (tmp_path / "mine").write_text("mine, and longer")
     for mounts in ((), (mounted(tmp_path),)):
         files, new = files_of(inner, *mounts), tmp_path / f"new{len(mounts)}"
-        with nothing_is_left_open():
+        with same_descriptors():
             with pytest.raises(FileExists):
                 files.download("f", str(tmp_path / "mine"))
             files.download("f", str(new))
         assert ("mine, and longer", "theirs") == ((tmp_path / "mine").read_text(), new.read_text())
-    with nothing_is_left_open():
+    with same_descriptors():
         inner.fails = {"read": OSError(errno.EIO, "so")}
         with pytest.raises((IoError, OSError)):
             files_of(inner).download("f", str(tmp_path / "half"))
@@ -325,12 +310,12 @@ def test_a_symlink_in_a_mounted_directory_leads_no_copy(inner: Inner, tmp_path: 
         lambda f: f.download("d", str(shared / "link" / "deep")),
     ]
     for number, call in enumerate(calls):
-        with nothing_is_left_open(), pytest.raises(FileError, match="symlink is on the way"):
+        with same_descriptors(), pytest.raises(FileError, match="symlink is on the way"):
             call(files)
         assert ["secret"] == [each.read_text() for each in secret.iterdir()], number
     assert not (inner.top / "up").exists()
     for call in calls:
-        with nothing_is_left_open():
+        with same_descriptors():
             call(files_of(inner, mounted(shared, READ_ONLY)))
     assert "theirs" == (secret / "f").read_text()
 
@@ -346,7 +331,7 @@ def test_a_pipe_in_a_mounted_directory_is_refused_and_not_waited_for(
     (inner.top / "f").write_text("theirs")
     for top in (shared, tmp_path / "by another name"):
         files, there = files_of(inner, mounted(top)), str(top / "pipe")
-        with nothing_is_left_open():
+        with same_descriptors():
             with pytest.raises(FileError, match="not a file or directory"):
                 files.upload(there, "up")
             reader = os.open(there, os.O_RDONLY | os.O_NONBLOCK)
@@ -381,7 +366,7 @@ def test_trees_go_through_the_directory_that_was_looked_at(inner: Inner, tmp_pat
     (shared / "tree" / "x").write_text("x")
     (inner.top / "d").mkdir()
     for files in (files_of(inner), files_of(inner, mounted(shared))):
-        with nothing_is_left_open():
+        with same_descriptors():
             seen.clear()
             inner.asked.clear()
             files.upload(

@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from tests.client.scripted import Request, as_json, problem, served
 from tests.client.test_asked_again import sandbox_view
+from tests.native.outside import same_descriptors
 
 from ringfence import Sandbox
 from ringfence.client import Client
@@ -35,21 +34,6 @@ from ringfence.sandbox.looking import Watch, ask
 pytestmark = pytest.mark.anyone
 
 PATIENCE_S = 60.0
-
-
-@contextmanager
-def nothing_is_left_open() -> Iterator[None]:
-    before = _descriptors()
-    yield
-    assert before == _descriptors()
-
-
-def _descriptors() -> dict[str, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the directory's own
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
-    return found
 
 
 class Inner:
@@ -119,7 +103,7 @@ def said(exposure: Any) -> str:
 
 
 def test_an_end_gives_everything_back_however_often_it_is_asked_for() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         inner = Inner()
         sandbox = sandbox_of(inner, ttl_s=600.0)
         exposures = [sandbox.expose(80), sandbox.expose(81)]
@@ -141,7 +125,7 @@ def test_an_end_gives_everything_back_however_often_it_is_asked_for() -> None:
 
 def test_a_time_to_live_ends_it_and_leaving_it_does() -> None:
     inner = Inner()
-    with nothing_is_left_open():
+    with same_descriptors():
         sandbox = Sandbox(inner, SandboxSpec(ttl_s=0.001))  # type: ignore[arg-type]
         assert sandbox._timer is not None
         sandbox._timer.join(PATIENCE_S)
@@ -184,7 +168,7 @@ def test_a_template_is_let_go_of_where_the_sandbox_cannot_be_made(
         return inner
 
     backend: Any = SimpleNamespace(provision=provision, name="plain")
-    with nothing_is_left_open():
+    with same_descriptors():
         Sandbox.create(template="t", backend=backend).terminate()
         with pytest.raises(ResourceExhausted):
             Sandbox.create(template="t", backend=backend)
@@ -199,7 +183,7 @@ def _no_marks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_fork_keeps_its_template_for_itself() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         home, inner = Home(), Inner()
         sandbox = sandbox_of(inner, home)
         forks = sandbox.fork(3, processes="none", labels={"k": "v"})
@@ -230,7 +214,7 @@ def test_a_fork_has_the_network_that_holds_now_unless_another_is_asked_for(
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_forks_of_which_one_fails_leave_nothing(fails: int) -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         home = Home(fails)
         sandbox = sandbox_of(Inner(), home)
         with pytest.raises(ResourceExhausted):
@@ -264,7 +248,7 @@ def test_a_fork_from_a_mark_keeps_the_mark_and_needs_its_own_sandbox() -> None:
 
 
 def test_going_back_is_to_the_same_object_with_all_that_leads_to_it() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         home, inner = Home(), Inner()
         sandbox = sandbox_of(inner, home, secrets={"s": "secret"}, labels={"k": "v"})
         inner.spec = SandboxSpec(labels={"k": "v"})
@@ -295,7 +279,7 @@ def test_going_back_is_to_the_same_object_with_all_that_leads_to_it() -> None:
 
 
 def test_one_that_cannot_go_on_from_its_mark_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         home = Home()
         sandbox = sandbox_of(Inner(), home)
         with sandbox.mark(processes="none") as mark:
@@ -414,7 +398,7 @@ def change(name: str) -> bytes:
 
 
 def test_changes_are_whole_whatever_the_pieces() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         task = Task(change("begun") + b"\n" + change("a") + b"\n" + change("b")[:7])
         watch = Watch(starting(task, "watch", "d"), "d", recursive=True)
         assert ["a"] == [each.path for each in watch.early]
@@ -430,7 +414,7 @@ def test_changes_are_whole_whatever_the_pieces() -> None:
 
 
 def test_a_watch_that_is_closed_or_cannot_begin_ends_its_helper_once() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         task = Task(change("begun") + b"\n")
         watch = Watch(starting(task, "watch", "d"), "d", recursive=False)
         for _ in range(2):
@@ -454,7 +438,7 @@ def test_an_answer_is_bounded(over: int, monkeypatch: pytest.MonkeyPatch) -> Non
     text = b'{"x": 1}\n{"done": true, "truncated": true}\n'
     monkeypatch.setattr(looking, "MOST_FOUND_BYTES", len(text) - over)
     monkeypatch.setattr(looking, "_CHUNK", 4)
-    with nothing_is_left_open():
+    with same_descriptors():
         task = Task(text)
         task.end()
         files = starting(task, "find", "d")
@@ -467,7 +451,7 @@ def test_an_answer_is_bounded(over: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_answer_that_is_not_whole_is_none() -> None:
-    with nothing_is_left_open():
+    with same_descriptors():
         done = b'{"done": true}\n'
         for text in (
             b"",
