@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from ringfence.cli import request, result, run, signals, tables, tty
 from ringfence.cli.relay import Flow, Flows
 from ringfence.cli.signals import Bell
 from ringfence.cli.supervise import OWN_FAILURE, READER_GONE, TIMED_OUT, Supervisor
-from ringfence.errors import InvalidRequest
+from ringfence.errors import InvalidRequest, SandboxLost
 from ringfence.model.execs.exec import ExecRequest, ExecStatus
 from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
 from ringfence.model.spec import SandboxSpec
@@ -267,6 +267,36 @@ class TestSupervisor:
         run.end()
         supervisor.wait()
         assert (code, itself) == (supervisor.exit_code, supervisor.ended_itself)
+        run.close()
+
+    @pytest.mark.parametrize("step", ["start", "wait", "terminate", "drain", None])
+    def test_the_terminal_is_put_back_whatever_fails(
+        self, bell: Bell, monkeypatch: pytest.MonkeyPatch, step: str | None
+    ) -> None:
+        run, done = Run(), []
+        supervisor = self.supervisor(bell, run)
+        supervisor.status = self.status()
+        supervisor._terminal = SimpleNamespace(restore=lambda: done.append("restore"))
+
+        def does(name: str) -> Callable[..., None]:
+            def does_it(*_: object) -> None:
+                done.append(name)
+                if name == step:
+                    raise SandboxLost("it is gone")
+
+            return does_it
+
+        for name in ("start", "wait", "drain"):
+            monkeypatch.setattr(supervisor, name, does(name))
+        supervisor.sandbox.terminate = does("terminate")
+        steps = ["start", "wait", "terminate", "drain"]
+        if step is None:
+            assert 3 == supervisor.run_through()
+        else:
+            with pytest.raises(SandboxLost):
+                supervisor.run_through()
+            del steps[steps.index(step) + 1 :]
+        assert [*steps, "restore"] == done
         run.close()
 
     def test_its_time_is_over_a_moment_after_the_timeout(self, bell: Bell) -> None:
