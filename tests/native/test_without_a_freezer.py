@@ -50,6 +50,32 @@ def test_without_a_freezer_pid_1_stops_the_others_and_answers(
         process.kill()
 
 
+def test_what_is_killed_while_suspended_does_not_wake_the_others(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PID 1 stops everybody before it kills a tree; who is suspended stays stopped."""
+    spec = SandboxSpec()
+    with Sandbox(backend.provision(spec), spec) as sandbox:
+        inner: Any = sandbox._inner
+        with monkeypatch.context() as patch:
+            patch.setattr(Group, "can_freeze", property(lambda _self: False))
+            assert sandbox.exec(["sh", "-c", f"sleep {LONG_S} >/dev/null 2>&1 &"]).ok
+            (left,) = children_of(inner.pid)
+            first = sandbox.start(["sleep", str(LONG_S)])
+            assert until(lambda: 2 == len(children_of(inner.pid)))
+            first.kill()  # the control: who is not suspended goes on
+            first.wait()
+            assert until(lambda: "S" == state_of(left))
+            second = sandbox.start(["sleep", str(LONG_S)])
+            sandbox.suspend()
+            assert until(lambda: "T" == state_of(left))
+            second.kill()
+            second.wait()
+            assert "T" == state_of(left)
+            sandbox.resume()
+            assert until(lambda: "S" == state_of(left))
+
+
 def test_where_pid_1_may_stop_one_users_programs_only_several_cannot_be_suspended(
     backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

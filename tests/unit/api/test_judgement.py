@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from ringfence.errors import (
     TooManyRequests,
     TooSlow,
 )
-from ringfence.model.acquire import AttachRequest
+from ringfence.model.acquire import AcquireOptions, AttachRequest
+from ringfence.model.client_session import SessionTimeouts
 from ringfence.model.template import TemplateRequest
 from ringfence.sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ringfence.store.records import LIVE, SandboxRecord
@@ -502,6 +503,19 @@ def test_the_idle_time_is_the_servers_own_or_the_ceiling_where_that_is_lower(
     spec = SandboxSpec(limits=Limits(idle_timeout_s=asked))
 
     assert found == permissions.judge(ANN, spec).limits.idle_timeout_s
+
+
+TIMEOUTS = [each.name for each in fields(SessionTimeouts) if each.name.endswith("_s")]
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+def test_no_time_of_a_session_is_longer_than_the_ceiling(name: str) -> None:
+    most = Permissions(most=Ceilings(Limits(idle_timeout_s=60)))
+    for asked, found in ((60.0, ""), (60.5, f"timeouts.{name}"), (None, f"timeouts.{name}")):
+        times = {**dict.fromkeys(TIMEOUTS, 1.0), name: asked}
+        options = AcquireOptions(timeouts=SessionTimeouts(**times))
+        assert found == field_of(ANN, options, most=most.most)
+        assert "" == field_of(ANN, options), "the control: no ceiling"
 
 
 def test_so_is_what_is_kept_of_output() -> None:

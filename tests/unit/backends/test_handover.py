@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +16,7 @@ import pytest
 
 from ringfence.backends.local import journal
 from ringfence.backends.local.agents.execs import LocalExec
-from ringfence.backends.local.fd_store import Item
+from ringfence.backends.local.fd_store import FdStore, Item
 from ringfence.backends.local.host import owner
 from ringfence.backends.native.fd_store import handover as module
 from ringfence.backends.native.fd_store import handover_items
@@ -22,6 +24,7 @@ from ringfence.backends.native.fd_store.handover import Handover
 from ringfence.errors import SandboxLost
 from ringfence.launcher import wire
 from ringfence.launcher.fd_store import MOST_FDS
+from tests.waiting import readable
 
 
 class _Run:
@@ -136,6 +139,33 @@ def test_another_fd_store_gets_all_there_is() -> None:
         "ids /block": ("", "/block", [1]),
         "zygote": ("", (5, 6), [1]),
     } == found
+
+
+def test_what_is_given_while_the_fd_store_is_killed_is_given_to_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """And so is all that it had, as `refill` says."""
+    mine, later = FdStore(str(tmp_path)), FdStore(str(tmp_path))
+    assert [] == mine.open()
+    try:
+        mine.refill = lambda: [Item("a", "kept", 1, [0])]
+        first = mine.pid
+        with mine._lock:  # before the thread that watches it
+            watched = os.pidfd_open(first)
+            os.kill(first, signal.SIGKILL)
+            assert readable([watched], 20)
+            os.close(watched)
+            assert mine.change([Item("b", "new", 2, [0, 0])])
+        assert first != mine.pid
+        mine.leave()
+        found = later.open()
+        told = sorted((each.whose, each.name, each.note, len(each.fds)) for each in found)
+        for each in found:
+            each.close()
+        assert [("a", "kept", 1, 1), ("b", "new", 2, 2)] == told
+    finally:
+        mine.end()
+        later.end()
 
 
 @pytest.mark.parametrize("started", [0, 1])

@@ -162,6 +162,10 @@ class TestHarbor:
         assert (124, True) == (done.return_code, done.stderr.startswith("err\ntimed out"))
         [(argv, how)] = asked
         assert "cmd" == argv[-1]
+        made._resolve_user = lambda user: user or "the task's"
+        for user, found in ((None, "the task's"), ("u", "u")):
+            asyncio.run(made.exec("cmd", user=user))
+            assert found == asked.pop()[1]["user"]
         assert ("/w", {"A": "1"}, 3, "u") == (
             how["cwd"], how["env"], how["timeout_s"], how["user"],
         )  # fmt: skip

@@ -102,6 +102,33 @@ def test_a_signal_that_waits_is_told_and_comes_afterwards(pid: int) -> None:
         thread.release()
 
 
+def test_a_signal_that_comes_while_it_is_stopped_is_taken_and_not_lost() -> None:
+    """It stops for the signal first, then for us."""
+    (waits, ends), (ready, says) = os.pipe(), os.pipe()
+    pid = namespaces.fork_with(0)
+    if pid == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(5))
+        os.close(ends)
+        os.write(says, b"!")
+        os.read(waits, 1)
+        os._exit(4)
+    assert b"!" == os.read(ready, 1)
+    for fd in (waits, ready, says):
+        os.close(fd)
+    thread = Thread(pid)
+    tracing._call(tracing._SEIZE, pid)
+    try:
+        os.kill(pid, signal.SIGUSR1)
+        status = thread.wait()
+        assert signal.SIGUSR1 == status >> 8 & 0x7F
+        tracing._call(tracing._INTERRUPT, pid)
+        assert tracing._EVENT_STOP == thread._put_back(status) >> 16
+    finally:
+        thread.release()
+    os.close(ends)
+    assert 5 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def test_who_is_traced_already_or_has_ended_is_told(pid: int) -> None:
     thread = Thread(pid)
     thread.stop()

@@ -238,7 +238,7 @@ def test_a_failed_step_says_how_and_what_was_printed() -> None:
     assert "did not answer" in failed("x", result(stderr_text=away), is_shown=True).hint
 
 
-@pytest.mark.parametrize("step", ["pip", "run"])
+@pytest.mark.parametrize("step", ["pip", "pip with an index", "run"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_only_the_first_pip_step_writes_to_the_cache_of_downloads(
     step: str, is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,15 +257,17 @@ def test_only_the_first_pip_step_writes_to_the_cache_of_downloads(
         directory=str(tmp_path), root=lambda _parent: str(tmp_path / "root")
     )
     parent: Any = SimpleNamespace(labels={COPIES: '["/data"]'}, env={"A": "1", "B": "1"})
-    key = pip_key(["a"], None, "/links") if step == "pip" else {"run": ["true"]}
+    index = "https://packages.test/simple" if step == "pip with an index" else None
+    links = None if index else "/links"
+    key = {"run": ["true"]} if step == "run" else pip_key(["a"], index, links)
     options = {"env": {"B": "2"}, "mounts": "/srv:/own", "timeout_s": 5.0}
     with pytest.raises(Unsupported):
         host_steps.run_step(key, options, parent, store, None, str(tmp_path / "layer"))
 
     mounts = {each.target: each for each in asked["mounts"] if isinstance(each, Mount)}
     expected = {"/data", *([] if is_first else ["/mnt/parent"])}
-    if step == "pip":
-        expected |= {LINKS, *(["/mnt/pip-cache"] if is_first else [])}
+    if step != "run":
+        expected |= {*([] if index else [LINKS]), *(["/mnt/pip-cache"] if is_first else [])}
     assert expected == {*mounts}
     assert "/srv:/own" in asked["mounts"]
     assert {"A": "1", "B": "2"} == asked["env"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ class Run(DrivenExec):
 
     def close_stdin(self) -> None:
         if self.stdin is not None:
-            os.close(self.stdin)
+            if self.stdin != self.stdout:
+                os.close(self.stdin)
             self.stdin = None
 
     def kill(self) -> None:
@@ -243,6 +245,25 @@ class TestInput:
         run_to_end(pump)
         thread.join(PATIENCE_S)
         assert [data] == found
+        run.drop()
+
+    def test_what_a_terminal_says_is_read_once_its_input_is_written(self) -> None:
+        """Its input and its output are one descriptor."""
+        run = Run()
+        ours, theirs = socket.socketpair()
+        with ours:
+            os.dup2(ours.fileno(), run.stdout)
+        os.set_blocking(run.stdout, False)
+        run.stdin = run.stdout
+        pump = pump_of(run, stdin=b"typed")
+        pump.ready(run.stdout, select.POLLOUT)
+        assert b"typed" == theirs.recv(100)
+        assert select.POLLIN == pump.wants[run.stdout]
+        theirs.send(b"said")
+        pump.ready(run.stdout, select.POLLIN)
+        run.end()
+        assert b"said" == run_to_end(pump).stdout
+        theirs.close()
         run.drop()
 
     @pytest.mark.parametrize("data", [b"", None])

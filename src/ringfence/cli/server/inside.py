@@ -201,7 +201,7 @@ def _network(sandbox: RemoteSandbox, given: dict[str, Any]) -> int:
         remote.print_json(found)
         return 0
     for event in found:
-        print(tables.plain(" ".join(f"{k}={v}" for k, v in event.items() if v not in (None, ""))))
+        print(" ".join(f"{k}={v}" for k, v in event.items() if v not in (None, "")))
     return 0
 
 
