@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.waiting import readable
 
 from ringfence.backends.local import journal
 from ringfence.backends.local.agents.execs import LocalExec
@@ -24,7 +25,6 @@ from ringfence.backends.native.fd_store.handover import Handover
 from ringfence.errors import SandboxLost
 from ringfence.launcher import wire
 from ringfence.launcher.fd_store import MOST_FDS
-from tests.waiting import readable
 
 
 class _Run:
