@@ -143,6 +143,11 @@ def test_who_says_nothing_is_shut_out_and_another_user_is_not_heard(
     with near, far:
         assert os.getuid() == calls._peer_uid(near)
     monkeypatch.setattr(calls, "_peer_uid", lambda _accepted: os.getuid() + 1)
+    for _ in range(calls._MOST_CALLERS):  # and none of them keeps a place
+        with socket.socket(socket.AF_UNIX) as another:
+            another.settimeout(10)
+            another.connect(f"\0{door.name}")
+            assert b"" == another.recv(1)
     with pytest.raises((EOFError, OSError)), Client(f"\0{door.name}", "AF_UNIX", authkey=door.key):
         pass
     monkeypatch.undo()
