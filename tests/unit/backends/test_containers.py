@@ -230,6 +230,10 @@ class TestGroups:
         (place / groups._SOCKETS).write_text("")
         group.limit_sockets()
         assert for_sockets(1 << 27) == group.sockets_limit()
+        (place / groups._SOCKETS).unlink()
+        (place / groups._SOCKETS).mkdir()
+        group.limit_sockets()
+        assert group.sockets_limit() is None, "who may not write it leaves it at that"
 
 
 class TestEngines:
@@ -250,6 +254,15 @@ class TestEngines:
             with pytest.raises(BackendUnavailable, match="no Docker engine answers"):
                 engine.connect(f"unix://{tmp_path}/s")
         assert before == len(os.listdir("/proc/self/fd"))
+
+    def test_one_that_is_named_goes_before_the_environments(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("docker")
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/other")
+        for given, name in ((f"unix://{tmp_path}/named", "named"), (None, "other")):
+            with pytest.raises(BackendUnavailable, match=f"at unix://{tmp_path}/{name}:"):
+                engine.connect(given)
 
     def test_podman_is_known_by_its_components(self) -> None:
         assert engine.is_podman(engine_of(podman=True))
@@ -274,7 +287,10 @@ class TestImages:
         )
         owners = {path: each.uid for path, each in found.items() if path}
         assert {0, 4000} == {*owners.values()}
-        assert 4000 == owners[template.HOME]
+        assert 4000 == owners[template.HOME] == owners["/opt"]
+        places = {path for path, each in found.items() if each.isdir() and path.startswith(image.OWN)}
+        assert {*image.OWN} < places
+        assert {4000} == {owners[path] for path in places}
         assert {0} == {uid for path, uid in owners.items() if path.startswith("/etc")}
 
     @pytest.mark.parametrize("is_file", [True, False])

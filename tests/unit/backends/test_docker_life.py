@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import resource
 import signal
@@ -24,19 +26,21 @@ from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.docker.draft import Draft
 from ringfence.backends.docker.groups import Group
 from ringfence.backends.docker.sandbox import QUOTAS, DockerSandbox
+from ringfence.backends.local.agents import agent_code
 from ringfence.backends.local.agents.agents import settings
 from ringfence.backends.local.agents.contained import AGENT
 from ringfence.backends.local.answers import Refused
-from ringfence.backends.local.mounts import runtime
+from ringfence.backends.local.mounts import runtime, template
 from ringfence.errors import ExecError, InvalidRequest, IoError, IsolationError, Unsupported
 from ringfence.guest.isolation import NAMESPACES, STEP
 from ringfence.launcher import wire
 from ringfence.model import NetworkPolicy, NetworkRule
 from ringfence.model.limits import Limits
-from ringfence.model.mount import Mount
+from ringfence.model.mount import ALWAYS_THERE, Mount
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
 from ringfence.policy.seccomp import SeccompPolicy
+from ringfence.policy.trust import DIRECTORY
 
 pytestmark = pytest.mark.anyone
 errors = pytest.importorskip("docker.errors")
@@ -52,7 +56,8 @@ class Container:
             path: (Path(self.place) / path).stat().st_mode & 0o777
             for path in os.listdir(self.place)
         }
-        self.told: dict[str, Any] = {}
+        self.place_mode = os.stat(self.place).st_mode & 0o777
+        self.told, self.owners = dict[str, Any](), set[int]()
         self.agent: threading.Thread | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.attrs: dict[str, Any] = {}
@@ -62,8 +67,10 @@ class Container:
             raise errors.APIError(f"cannot {what}")
         self.done.append(what)
 
-    def put_archive(self, path: str, _content: bytes) -> bool:
+    def put_archive(self, path: str, content: bytes) -> bool:
         self._do(f"put {path}")
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            self.owners |= {each.uid for each in tar}
         return self.engine.takes
 
     def start(self) -> None:
@@ -199,8 +206,12 @@ class TestMaking:
         sandbox = backend.provision(SandboxSpec(id="mine", limits=Limits(pids=20)))
         [made] = engine.made
         assert {"mine": sandbox} == backend._live
+        assert {*ALWAYS_THERE.values()} == {each.target for each in sandbox.mounts}
         assert 0o666 == made.files["control"], "who connects is another user"
-        assert {AGENT, *module._ENGINES} <= {*made.told["covered"]}
+        assert {AGENT, *module._ENGINES, *template.masked()} <= {*made.told["covered"]}
+        assert resource.RLIMIT_NPROC not in [which for which, *_ in made.told["rlimits"]], (
+            "others have processes of these ids, too"
+        )
         assert made.told["seccomp"]
         assert not made.told["anew"]
         assert {*image.OWN, "/dev/shm"} <= {*made.told["room"]["places"]}
@@ -215,6 +226,31 @@ class TestMaking:
         assert {} == backend._live
         assert not Path(made.place).exists()
         backend.provision(SandboxSpec(id="mine"))
+
+    def test_its_user_may_read_what_is_shown_whatever_our_own_files_are(
+        self, backend: DockerBackend, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        authority: Any = SimpleNamespace(steps=[("file", f"{DIRECTORY}/ca.pem", b"x")], env={})
+        monkeypatch.setattr(module, "trusted_for", lambda *_: authority)
+        backend._egress = lambda: None  # type: ignore[assignment,return-value]
+        monkeypatch.setattr(DockerSandbox, "join_network", lambda *_: None)
+        monkeypatch.setattr(Draft, "complete", lambda *_: None)
+        policy = NetworkPolicy(rules=(NetworkRule("a.test", "443", methods=("GET",)),))
+        before = os.umask(0o077)
+        try:
+            backend.provision(SandboxSpec(network=policy))
+        finally:
+            os.umask(before)
+        [made] = engine.made
+        assert (0o755, 0o644) == (made.place_mode, made.files[agent_code.NAME])
+        binds = made.config["host_config"]["binds"]
+        shown = {each["bind"]: source for source, each in binds.items()}
+        assert f"{DIRECTORY}/ca.pem" not in shown, "it is shown with its directory"
+        modes = {
+            path: os.stat(shown[path]).st_mode & 0o777 for path in ("/etc/hostname", DIRECTORY)
+        }
+        assert {"/etc/hostname": 0o644, DIRECTORY: 0o755} == modes
+        assert 0o644 == os.stat(f"{shown[DIRECTORY]}/ca.pem").st_mode & 0o777
 
     def test_a_host_that_refuses_isolation_has_the_engines_and_refuses_what_that_lacks(
         self, backend: DockerBackend, engine: Engine
@@ -315,6 +351,17 @@ class TestMaking:
         assert "nobody signs" in failing(backend, SandboxSpec(id="mine", network=policy))
         assert [(policy, "egress")] == asked
         assert [] == engine.made
+
+    def test_a_closed_backend_has_no_engine_any_more(
+        self, backend: DockerBackend, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend.close()
+        assert engine.is_closed
+        other = Engine()
+        monkeypatch.setattr(module.engine, "connect", lambda host: other)
+        assert backend.client() is other
+        backend.close()
+        assert other.is_closed
 
     def test_one_beside_it_has_the_same_engine_and_another_place(
         self, backend: DockerBackend, tmp_path: Path
@@ -437,12 +484,20 @@ class TestOwners:
         self, backend: DockerBackend, engine: Engine, monkeypatch: pytest.MonkeyPatch, fails: bool
     ) -> None:
         given: list[int] = []
+
+        def full(**_how: Any) -> str:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
         ids: Any = SimpleNamespace(give_back=given.append, close=lambda: None)
         monkeypatch.setattr(backend, "_ids", lambda: ids)
         monkeypatch.setattr(backend, "_owner", lambda _draft, isolated: (70_000, 71_000))
         if fails:
             engine.fails = "start"
             failing(backend)
+            monkeypatch.setattr(tempfile, "mkdtemp", full)
+            with pytest.raises(OSError, match="No space"):
+                backend.provision(SandboxSpec())
+            assert 70_000 == given.pop()
         else:
             sandbox = backend.provision(SandboxSpec(limits=Limits(pids=20)))
             made = engine.made[0]
@@ -451,6 +506,13 @@ class TestOwners:
             assert "71000:71000" == made.config["user"]
             own = made.config["host_config"]["tmpfs"]
             assert all(each.startswith("uid=71000,gid=71000,mode=0755") for each in own.values())
+            assert made.told["uid"] == sandbox.uid != 71000, "inside it has the id that it is to have"
+            engine.name = "Podman Engine"
+            other = backend.provision(SandboxSpec(workdir="/work/deep"))
+            assert {71000} == engine.made[1].owners
+            other.terminate()
+            assert [70_000] == given
+            given.clear()
             sandbox.terminate()
         assert [70_000] == given
 
@@ -475,6 +537,7 @@ class TestImages:
         )
         spec = SandboxSpec(id="mine", image="debian", limits=Limits(disk_bytes=1 << 30))
         engine.fails = "create storage" if fails else ""
+        monkeypatch.setattr(backend, "_owner", lambda _draft, isolated: (0, 7777))
         if fails:
             with pytest.raises(Unsupported, match="storage") as refusal:
                 backend.provision(spec)
@@ -493,8 +556,16 @@ class TestImages:
             host = made.config["host_config"]
             assert {"size": str(1 << 30)} == host["storage_opt"]
             assert all(text.endswith(f",size={1 << 30}") for text in host["tmpfs"].values())
-            assert "ringfence/image:abc-" in made.config["image"]
+            assert ("7777:7777", "ringfence/image:abc-7777") == (
+                made.config["user"], made.config["image"],
+            )  # fmt: skip
             assert {"ro"} == {each["mode"] for each in host["binds"].values()}
+            shown = {place: each["bind"] for place, each in host["binds"].items()}
+            assert "/usr" not in shown.values(), "the programs are the image's own"
+            for source, target, _ in agent_code.foreign_trees():
+                assert target == shown[source]
+            foreign, own = (agent_code.argv(AGENT, foreign=each)[:-1] for each in (True, False))
+            assert foreign == made.config["command"][:-1] != own
             before = len(made.done)
             monkeypatch.setattr(
                 sandbox, "ask", lambda *_: pytest.fail("of an image all is its own")
@@ -503,6 +574,10 @@ class TestImages:
             assert before == len(made.done)
             engine.fails = ""
             assert QUOTAS == backend.provision(SandboxSpec(image="debian")).lacking()
+            monkeypatch.setattr(DockerSandbox, "load", lambda *_: None)
+            before_it = SandboxSpec(workdir="/before/it")
+            backend.provision_with(SandboxSpec(image="debian"), before_it, 77)
+            assert "/before" in engine.made[-1].config["host_config"]["tmpfs"]
         assert "" == backend.no_disk(spec)
         assert "tmpfs" in backend.no_disk(SandboxSpec())
 

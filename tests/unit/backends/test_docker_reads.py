@@ -305,6 +305,15 @@ class TestDrafts:
         sandbox.files = SimpleNamespace(make_dir=made.append)
         Draft(SandboxSpec(workdir="/home/deep"), "d", None).complete(sandbox)
         assert ["/home/deep"] == made
+        sandbox.namespace_fds.clear()
+        mounts = (Mount("/data"), Mount("/data/more"))
+        Draft(SandboxSpec(workdir="/home/deep", mounts=mounts), "d", None).complete(sandbox)
+        assert ["/data", "/data/more", "/home/deep"] == made[1:]
+        held: Any = SimpleNamespace()
+        for workdir, is_made in (("/usr/mine", True), ("/", False)):
+            made.clear()
+            Draft(SandboxSpec(workdir=workdir), "d", held).complete(sandbox)
+            assert ([workdir] if is_made else []) == made, "of an image all is the user's"
 
 
 class TestImages:

@@ -154,13 +154,14 @@ class DockerBackend(AgentBackend):
             self.refuse_limits(draft.spec, ("inodes",), NO_QUOTA)
         spec, uid = draft.spec, draft.uid
         host_ids, owner = self._owner(draft, isolated=isolated)
-        place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
+        place = ""
         container: Any = None
         control: wire.Socket | None = None
         namespace_fds: list[int] = []
         from docker.errors import DockerException
 
         try:
+            place = tempfile.mkdtemp(prefix="ringfence-docker-", dir="/var/tmp")
             size = sizes(spec, host())
             listener = _furnish(place, draft)
             with listener:
@@ -301,15 +302,14 @@ class DockerBackend(AgentBackend):
 
 def _furnish(place: str, draft: Draft) -> socket.socket:
     """The agent's file, and the socket that it will connect to; and what the engine would put into /etc."""
-    os.chmod(place, 0o755)
-    for path, content in draft.written().items():
+    for path, content in {**draft.written(), f"/{agent_code.NAME}": agent_code.packed()}.items():
         target = place + path
-        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        directory = os.path.dirname(target)
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o755)  # whatever our umask is: the container's user is another
         with open(target, "xb") as file:
             file.write(content)
             os.fchmod(file.fileno(), 0o644)
-    with open(f"{place}/{agent_code.NAME}", "xb") as file:
-        file.write(agent_code.packed())
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.bind(f"{place}/control")
     os.chmod(f"{place}/control", 0o666)  # the container's user is another
