@@ -21,10 +21,13 @@ import pytest
 
 import ringfence
 from ringfence import Limits, Mount, NetworkPolicy, NetworkRule, Sandbox, SandboxSpec
+from ringfence.backends.native import snapshots
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.network import NativeNetwork
 from ringfence.backends.native.sandbox import NativeSandbox
+from ringfence.backends.native.trees import Helper
 from ringfence.errors import InvalidRequest, IsolationError
+from ringfence.snapshots.catalogue import Catalogue
 from tests.native.outside import cgroups_of, children_of, until
 
 ROOT = f"{Path(ringfence.__file__).parent}/"
@@ -152,7 +155,7 @@ def fixture_held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     held.backend.close()
 
 
-def fail(*_what: object) -> None:
+def fail(*_what: object, **_how: object) -> None:
     raise OSError(errno.ENOSPC, "no room")
 
 
@@ -261,3 +264,34 @@ def test_nothing_stays_of_an_end_of_which_a_step_fails(held: Held) -> None:
 
     assert {} == left
     assert {each.name for each in steps.seen} >= STEPS_OF_AN_END
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_snapshot_of_which_a_step_fails_is_none_and_its_sandbox_as_before(
+    held: Held, monkeypatch: pytest.MonkeyPatch, is_suspended: bool
+) -> None:
+    backend, finish = held.backend, Helper.finish
+    sandbox = backend.provision(SandboxSpec())
+    if is_suspended:
+        sandbox.suspend()
+    before, state = held.count(), sandbox.state
+
+    def finish_and_fail(helper: Helper, path: str) -> None:
+        finish(helper, path)
+        fail()
+
+    for place, name, failing in (
+        (snapshots, "_open_names", fail), (snapshots, "writable_layer", fail),
+        (Catalogue, "save", fail), (Helper, "finish", finish_and_fail),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, failing)
+            with pytest.raises(OSError, match="no room"):
+                sandbox.snapshot({})
+        assert state is sandbox.state, name
+        assert [] == backend.snapshots(), name
+    assert until(lambda: held.count() == before, GONE_WITHIN_S)
+    kept = sandbox.snapshot({})
+    assert ([kept], state) == (backend.snapshots(), sandbox.state)
+    backend.delete_snapshot(kept.id)
+    sandbox.terminate()

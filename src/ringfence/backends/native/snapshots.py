@@ -53,8 +53,9 @@ def save(sandbox: LiveSandbox, catalogue: Catalogue, metadata: Mapping[str, str]
     was = sandbox.state
     if not was_suspended:
         sandbox.suspend()
-    names = _open_names(sandbox)
+    names = -1
     try:
+        names = _open_names(sandbox)
         helper = writable_layer(sandbox, names)
         try:
             snapshot = catalogue.save(
