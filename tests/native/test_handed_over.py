@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringfence import Mount, NetworkPolicy, NetworkRule, SandboxSpec
+from ringfence.backends.local.fd_store import Item
 from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.network import NativeNetwork
 from ringfence.backends.native.profiles import Profile
@@ -144,6 +146,50 @@ def test_each_value_of_a_sandbox_is_the_same_for_the_next(next_backend: Next, so
     assert ["absent", "file"] == sorted(os.listdir(source))
     found.terminate()
     assert ["file"] == os.listdir(source)
+
+
+def test_another_fd_store_gets_what_the_first_was_given(
+    next_backend: Next, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was added, changed and taken out again one by one."""
+    backend, kept = next_backend(), dict[tuple[str, str], Any]()
+    store = backend.handover._fd_store  # type: ignore[attr-defined]
+    change = store.change
+
+    def of(item: Item) -> Any:
+        return item.note, [os.fstat(fd).st_ino for fd in item.fds]
+
+    def look(items: list[Item], ended: Sequence[tuple[str, str]] | None = None) -> bool:
+        kept.update({(item.whose, item.name): of(item) for item in items})
+        gone = ended or ()
+        for key in [key for key in kept if key in gone or (key[0], "") in gone]:
+            del kept[key]
+        return bool(change(items, ended))
+
+    def again() -> dict[tuple[str, str], Any]:
+        items = backend.handover._everything()  # type: ignore[attr-defined]
+        return {(item.whose, item.name): of(item) for item in items}
+
+    monkeypatch.setattr(store, "change", look)
+    sandbox, other = backend.provision(spec(source)), backend.provision(SandboxSpec())
+    run = sandbox.start(request("read line"), "waits")
+    assert kept == again()
+    sandbox.apply_network_policy(policy("b.example"))
+    sandbox.attach(Mount("/attached", str(source), READ_ONLY))
+    if other.first_host_id:
+        other.start(replace(request("true"), user="nobody")).close()
+    other.suspend()
+    assert kept == again()
+    assert (other.id, "paused") in kept
+    run.close()
+    other.resume()
+    sandbox.apply_network_policy(NetworkPolicy())
+    assert kept == again()
+    assert not [name for _whose, name in kept if name in ("paused", "network")]
+    for each in (sandbox, other):
+        each.terminate()
+    assert kept == again()
+    assert {""} == {whose for whose, _name in kept}
 
 
 @pytest.mark.parametrize("what", ["policy", "mount"])

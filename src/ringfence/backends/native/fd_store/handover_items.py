@@ -52,6 +52,8 @@ def everything(sandbox: LiveSandbox, sockets: list[int]) -> list[Item]:
         items.append(Item(sandbox.id, BASE, _note_of(sandbox.base), sandbox.base.locks))
     if sockets:
         items.append(Item(sandbox.id, NETWORK, None, sockets))
+    if sandbox.paused:
+        items.append(Item(sandbox.id, PAUSED, None, []))
     items += [agent(sandbox, uid) for uid in list(sandbox.agents)]
     return items + [exec_item(run) for run in list(sandbox.runs.values())]
 
