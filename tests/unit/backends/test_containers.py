@@ -315,8 +315,19 @@ class TestImages:
         found = self.entries(content)
         assert {4000} == {each.uid for path, each in found.items()} | {4000}
         assert {4000} == {each.uid for each in found.values()}
+        assert {""} == {name for each in found.values() for name in (each.uname, each.gname)}
         assert 0 == found[runtime.PRELOAD].size
         assert stat.S_IMODE(found["/bin"].mode) == 0o4755
+
+    def test_of_files_that_an_image_has_only_those_are_ours_that_must_be(self, tmp_path: Path) -> None:
+        steps = [step for step in template.image_guest_root(1000) if step[0] != "image_dir"]
+        must = {path: rest[2] for _verb, path, *rest in steps}
+        assert {True, False} == {*must.values()}
+        for path in must:
+            (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path[1:]).write_text("the image's")
+        own = dict(image._own_entries(str(tmp_path), 1000))
+        assert must == {path: path in own for path in must}
 
     def test_an_engine_that_stops_reading_ends_the_stream(self, tmp_path: Path) -> None:
         (tmp_path / "big").write_bytes(bytes(1 << 20))
