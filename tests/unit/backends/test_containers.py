@@ -288,7 +288,9 @@ class TestImages:
         owners = {path: each.uid for path, each in found.items() if path}
         assert {0, 4000} == {*owners.values()}
         assert 4000 == owners[template.HOME] == owners["/opt"]
-        places = {path for path, each in found.items() if each.isdir() and path.startswith(image.OWN)}
+        places = {
+            path for path, each in found.items() if each.isdir() and path.startswith(image.OWN)
+        }
         assert {*image.OWN} < places
         assert {4000} == {owners[path] for path in places}
         assert {0} == {uid for path, uid in owners.items() if path.startswith("/etc")}
@@ -319,7 +321,9 @@ class TestImages:
         assert 0 == found[runtime.PRELOAD].size
         assert stat.S_IMODE(found["/bin"].mode) == 0o4755
 
-    def test_of_files_that_an_image_has_only_those_are_ours_that_must_be(self, tmp_path: Path) -> None:
+    def test_of_files_that_an_image_has_only_those_are_ours_that_must_be(
+        self, tmp_path: Path
+    ) -> None:
         steps = [step for step in template.image_guest_root(1000) if step[0] != "image_dir"]
         must = {path: rest[2] for _verb, path, *rest in steps}
         assert {True, False} == {*must.values()}

@@ -506,7 +506,9 @@ class TestOwners:
             assert "71000:71000" == made.config["user"]
             own = made.config["host_config"]["tmpfs"]
             assert all(each.startswith("uid=71000,gid=71000,mode=0755") for each in own.values())
-            assert made.told["uid"] == sandbox.uid != 71000, "inside it has the id that it is to have"
+            assert made.told["uid"] == sandbox.uid != 71000, (
+                "inside it has the id that it is to have"
+            )
             engine.name = "Podman Engine"
             other = backend.provision(SandboxSpec(workdir="/work/deep"))
             assert {71000} == engine.made[1].owners
@@ -563,7 +565,9 @@ class TestImages:
             shown = {place: each["bind"] for place, each in host["binds"].items()}
             brought = {source: target for source, target, _ in agent_code.foreign_trees()}
             assert brought == {source: shown[source] for source in brought}
-            assert not ({*image.shown(7777)} - {*brought}) & {*shown}, "programs are the image's own"
+            assert not ({*image.shown(7777)} - {*brought}) & {*shown}, (
+                "programs are the image's own"
+            )
             foreign, own = (agent_code.argv(AGENT, foreign=each)[:-1] for each in (True, False))
             assert foreign == made.config["command"][:-1] != own
             before = len(made.done)

@@ -80,7 +80,8 @@ class LandlockBackend(CommandBackend):
 
     def check(self, spec: SandboxSpec) -> None:
         """Refuse what takes namespaces, before anything is made."""
-        if spec.user not in (None, "sandbox", str(os.geteuid())) and spec.user not in ("root", "0"):
+        is_root = spec.user in ("root", "0")
+        if spec.user not in (None, "sandbox", str(os.geteuid())) and not is_root:
             raise InvalidRequest(f"no user {spec.user!r}: it maps no ids", field="user")
         rules.check_mounts(spec, self.name, is_owner=not host().changes_users)
         check_given_secrets(spec)
@@ -89,7 +90,7 @@ class LandlockBackend(CommandBackend):
         plain = replace(spec, mounts=(), memory_dir=None, secrets={}, user=None, python_env=False)
         if not spec.network.is_unrestricted:
             plain = replace(plain, network=NetworkPolicy())
-        super().check(replace(plain, user="root") if spec.user == "root" else plain)
+        super().check(replace(plain, user="root") if is_root else plain)
         if abi() < rules.LEAST_ABI:
             raise BackendUnavailable(
                 f"Landlock ABI {abi()} does not judge truncation; {rules.LEAST_ABI} does (Linux 6.2)"
@@ -196,9 +197,13 @@ class LandlockBackend(CommandBackend):
     def _start(
         self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place, trusted: Trusted | None
     ) -> LandlockSandbox:
-        errors = room_for_words("guardian-says")
-        opened = rules.open_mounts(rules.shown(spec))
         loopback = Loopback()
+        try:
+            opened = rules.open_mounts(rules.shown(spec))
+        except BaseException:
+            loopback.close()
+            raise
+        errors = room_for_words("guardian-says")
         ours, theirs = wire.socketpair()
         process: Guardian | None = None
         tasks: list[int] = []
