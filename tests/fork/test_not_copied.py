@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import struct
@@ -265,6 +266,30 @@ def test_what_no_copy_can_have_is_refused_by_name(program: Program, what: str) -
     assert before == os.listdir("/proc/self/fd")
     program.look()
     assert before == os.listdir("/proc/self/fd")
+
+
+def test_locks_that_a_copy_cannot_take_are_refused(tmp_path: Path) -> None:
+    """A filter of the user's own may let a program have them."""
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    everything = struct.pack("=hh4xqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+    nothing = struct.pack("=hh4xqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0)
+    take = 37  # fcntl(2), F_OFD_SETLK
+    with (tmp_path / "file").open("w") as file:
+        number = file.fileno()
+        for command, held, free in (
+            (take, everything, nothing),
+            (fcntl.F_SETLEASE, fcntl.F_WRLCK, fcntl.F_UNLCK),
+        ):
+            fcntl.fcntl(number, command, held)
+            with pytest.raises(CannotCopy, match=f"descriptor {number} holds a lease or an OFD"):
+                descriptors._descriptor(os.getpid(), root, number, [])
+            fcntl.fcntl(number, command, free)
+            found = descriptors._descriptor(os.getpid(), root, number, [])
+            assert ("file", []) == (found.kind, found.locks)
+        fcntl.lockf(file, fcntl.LOCK_EX, 3, 5)
+        (lock,) = descriptors._descriptor(os.getpid(), root, number, []).locks
+        assert ("POSIX", True, 5, 3) == (lock.kind, lock.is_exclusive, lock.start, lock.length)
+    os.close(root)
 
 
 def test_input_that_waits_is_refused(program: Program) -> None:

@@ -125,6 +125,10 @@ def test_nothing_gets_a_set_id_bit_or_is_a_device_or_a_socket(place: Path) -> No
     for kind, refused in ((stat.S_IFSOCK, errno.EPERM), (stat.S_IFIFO, 0), (stat.S_IFREG, 0)):
         node = fuse.MKNOD_IN.pack(kind | 0o666, 0, 0, 0) + b"%o\0" % kind
         assert refused == say(share, fuse.MKNOD, directory, node)[0], oct(kind)
+    for kind in (stat.S_IFIFO, stat.S_IFREG):
+        node = fuse.MKNOD_IN.pack(kind | 0o6755, 0, 0, 0) + b"id-%o\0" % kind
+        assert not say(share, fuse.MKNOD, directory, node)[0]
+        assert kind | 0o755 == (place / f"0/directory/id-{kind:o}").stat().st_mode
 
 
 @given(operation=st.integers(0, 60), node=st.integers(0, 9), body=st.binary(max_size=120))
@@ -187,7 +191,9 @@ def test_a_file_that_changed_before_it_was_read_is_stale(place: Path, how: str) 
     time_ns = before.st_mtime_ns + (how == "later")
     os.utime(file, ns=(time_ns, time_ns))
 
+    held = len(os.listdir("/proc/self/fd"))
     assert (errno.ESTALE, b"") == read(view, nodes[view])
+    assert held == len(os.listdir("/proc/self/fd")), "what it opened to find out is closed"
     getattr_in = fuse.GETATTR_IN.pack(0, 0, 0)
     assert (errno.ESTALE, b"") == say(view, fuse.GETATTR, nodes[view], getattr_in)
     assert (0, text.encode()) == read(share, nodes[share])
@@ -205,6 +211,27 @@ def test_what_a_view_forgets_it_closes(place: Path) -> None:
 
     assert before - 1 == len(os.listdir("/proc/self/fd"))
     assert errno.ESTALE == read(view, node)[0]
+
+
+def test_of_several_numbers_a_view_closes_those_that_it_forgets(place: Path) -> None:
+    for name in ("one", "two", "three"):
+        (place / "0/directory" / name).write_text(name)
+    view = serving(View, place)
+    nodes = [walk(view, "0", "directory", name) for name in ("one", "two", "three")]
+    walk(view, "0", "directory", "three")  # which the kernel knows twice
+    for node in nodes:
+        read(view, node)
+    before = len(os.listdir("/proc/self/fd"))
+
+    counts = [fuse.FORGET_ONE.pack(node, 1) for node in (nodes[0], nodes[2], nodes[1])]
+    body = fuse.BATCH_FORGET_IN.pack(3, 0) + b"".join(counts)
+    head = fuse.HEADER.pack(fuse.HEADER.size + len(body), fuse.BATCH_FORGET, 7, 0, 0, 0, 1, 0)
+    assert b"" == view.answer(memoryview(head + body))
+
+    assert before - 2 == len(os.listdir("/proc/self/fd"))
+    assert [nodes[2]] == list(view._open)
+    assert (0, b"three") == read(view, nodes[2])
+    assert errno.ESTALE == read(view, nodes[1])[0]
 
 
 def test_a_listing_with_attributes_looks_all_up(place: Path) -> None:

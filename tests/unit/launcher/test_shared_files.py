@@ -164,6 +164,20 @@ def test_few_files_are_held_open_and_those_read_last(place: Path) -> None:
     assert (0, b"w") == read(share, nodes[1], at=1, size=1)
 
 
+@pytest.mark.parametrize("kind", [Share, SharedMounts])
+def test_so_much_of_a_file_is_read_at_once_and_no_more(kind: type[Share], place: Path) -> None:
+    """However much a guest's kernel asks for: the answer is in our memory."""
+    with (place / "0/directory/file").open("wb") as file:
+        file.truncate(fuse.MOST_BYTES + 2)
+    share = serving(kind, place)
+    node = walk(share, "0", "directory", "file")
+    handle = opened(share, node, os.O_RDONLY) if kind is SharedMounts else 0
+    assert (0, bytes(fuse.MOST_BYTES)) == read(share, node, handle, size=0xFFFFFFFF)
+    assert (0, bytes(2)) == read(share, node, handle, at=fuse.MOST_BYTES, size=0xFFFFFFFF)
+    for fd in (share.fd_of(node, handle), share.nodes.root):
+        os.close(fd)
+
+
 def test_files_of_a_mount_are_read_and_written_at_their_places(
     mounted: SharedMounts, place: Path
 ) -> None:
