@@ -28,18 +28,11 @@ class Relayed:
 
     def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.resolver, self.asked = (
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)
-        )
-        for sock in (self.resolver, self.asked):
-            sock.bind(("127.0.0.1", 0))
-        stack.enter_context(self.resolver)
+        self.resolver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self.resolver.bind(("127.0.0.1", 0))
         self.meant = (socket.inet_aton("127.0.0.1"), self.server.getsockname()[1])
-        for sock in (self.listener, self.asked):
-            sock.setblocking(False)
-        self.inner = self.listener.getsockname(), self.asked.getsockname()
-        made = [self.listener.detach(), self.asked.detach()]
+        made = self.made = list[int]()
+        self.make()
         for sock in (self.server, self.resolver):
             sock.settimeout(PATIENCE_S)
         monkeypatch.setattr(connection_relay, "destination", lambda _sock, _peer: self.meant)
@@ -55,6 +48,16 @@ class Relayed:
         for thread in self.threads:
             thread.start()
         assert b"O" == self.order({"port": 1021}, is_open=True)
+
+    def make(self) -> None:
+        """The guest's listener and its resolver's socket, for the next plan that asks for them."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        asked.bind(("127.0.0.1", 0))
+        for sock in (listener, asked):
+            sock.setblocking(False)
+        self.inner = listener.getsockname(), asked.getsockname()
+        self.made += [listener.detach(), asked.detach()]
 
     def order(self, plan: dict[str, int], *, is_open: bool) -> bytes:
         wire.send(self.control, (plan, is_open))
@@ -183,6 +186,32 @@ def test_a_policy_that_leads_nowhere_cuts_all_and_lets_nobody_in(relayed: Relaye
         assert is_reset(served)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(relayed.inner[0], PATIENCE_S)
+
+
+def test_a_policy_that_follows_another_leaves_nothing_of_it(relayed: Relayed) -> None:
+    """Neither connections that the first let through, nor answers to what was asked under it."""
+    before = relayed.inner
+    client, served = relayed.connect()
+    with client, served, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        asker.settimeout(PATIENCE_S)
+        asker.sendto(b"before?", before[1])
+        _, waits = relayed.resolver.recvfrom(100)
+        relayed.make()
+        assert b"O" == relayed.order({"port": 1021}, is_open=True)
+
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(before[0], PATIENCE_S)
+        assert is_reset(client)
+        assert is_reset(served)
+        relayed.resolver.sendto(b"too late", waits)
+        client, served = relayed.connect()
+        with client, served:
+            say_and_end(client, b"the next is let in")
+            assert b"the next is let in" == everything(served)
+        asker.sendto(b"after?", relayed.inner[1])
+        question, peer = relayed.resolver.recvfrom(100)
+        relayed.resolver.sendto(question + b" me", peer)
+        assert (b"after? me", relayed.inner[1]) == asker.recvfrom(100)
 
 
 class Host:
