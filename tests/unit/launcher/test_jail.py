@@ -284,6 +284,7 @@ def visit(ours):
     assert not said["checkpoint"].startswith("E"), said
     said["saved"] = names(saved)
     said["goes on"] = inside(pidfd, "print(open('/proc/1/stat').read().split()[2])")
+    said["blocked"] = inside(pidfd, "print(*(row for row in open('/proc/self/status') if 'SigBlk' in row))")
     said["unknown"] = entered(pidfd, [], op="none")
     said["network"], made = entered_with(pidfd, [], op="network", network={"batches": [], "port": 3128})
     sockets = [socket.socket(fileno=fd) for fd in made]
@@ -475,6 +476,7 @@ def test_a_command_of_the_programs_runs_beside_it(jails: Found) -> None:
     )
     if os.geteuid() == 0:
         assert said["who"].startswith("O[] (0, 0, 0) (0, 0, 0) [] ")
+    assert ["OSigBlk:", "0" * 16] == said["blocked"].split(), "the jailer blocks some"
     assert "E5 run: [Errno 5] because" == said["says why"]
     assert said["no words"].startswith("E17 run: ")
     assert said["its file"].startswith("E17 run: ")

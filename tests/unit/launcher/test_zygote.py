@@ -19,7 +19,7 @@ from ringfence.launcher import idmap, newborn, newroot, wire
 from ringfence.launcher import zygote as module
 from ringfence.launcher.newborn import Newborn
 from ringfence.launcher.zygote import Expected, Owned, Zygote
-from ringfence.linux import files, mounts, privileges
+from ringfence.linux import files, mounts, namespaces, privileges
 
 PATIENCE_MS = 30_000
 
@@ -829,6 +829,11 @@ class TestTrees:
             for name in ("path", "sent", "other"):
                 (tmp_path / name).mkdir()
                 (tmp_path / name / "file").write_text(name)
+            namespaces.unshare(namespaces.CLONE_NEWNS)
+            mounts.mount("none", "/", "none", mounts.MS_REC | mounts.MS_PRIVATE)
+            (tmp_path / "sent/below").mkdir()
+            mounts.mount("below", str(tmp_path / "sent/below"), "tmpfs")
+            (tmp_path / "sent/below/mounted").touch()
             sent = [os.open(tmp_path / name, os.O_PATH) for name in ("other", "sent")]
             opened: list[tuple[str, str]] = []
             make = idmap.user_namespace
@@ -863,6 +868,8 @@ class TestTrees:
             owners = [os.stat("file", dir_fd=fd) for fd in trees]
             mapped = [(each.st_uid, each.st_gid) for each in owners]
             assert [(0, 0), (0, 0), (5000, 6000), (5000, 6000), (5000, 7000)] == mapped
+            below = [os.listdir(f"/proc/self/fd/{fd}/below") for fd in trees[1:3]]
+            assert [["mounted"], []] == below, "ids are those of one mount"
 
         alone(inside)
 
