@@ -14,6 +14,7 @@ from tests.unit.linux.child import alone, result_of
 
 from ringfence.backends.local.mounts.template import READ_ONLY, tree
 from ringfence.launcher import enter, newroot, wire
+from ringfence.launcher.jail import jailer
 from ringfence.linux import mounts, namespaces, privileges
 
 _SOMEBODY = 23456  # an ordinary user, as whom this is tried where we are root
@@ -124,7 +125,10 @@ class TestTreesOfOwnNamespace:
 
 
 @pytest.mark.root
-def test_who_is_root_copies_what_is_open_with_ids_mapped(place: Path) -> None:
+@pytest.mark.parametrize("make", [enter.host_tree, jailer._open_tree])
+def test_who_is_root_copies_what_is_open_with_ids_mapped(
+    place: Path, make: Callable[[Any, int], int]
+) -> None:
     """With what is mounted below, unless ids are mapped: the kernel maps those of one mount."""
 
     def copy() -> Any:
@@ -134,9 +138,9 @@ def test_who_is_root_copies_what_is_open_with_ids_mapped(place: Path) -> None:
         (place / "two/below/mounted").touch()
         source = os.open(place / "two", os.O_PATH | os.O_DIRECTORY)
         before = len(os.listdir("/proc/self/fd"))
-        plain = enter.host_tree(resolved(place / "two"), source)
+        plain = make(resolved(place / "two"), source)
         ids = {"idmap": "0 1000 1", "idmap_gid": "0 1001 1"}
-        mapped = enter.host_tree(resolved(place / "two") | ids, source)
+        mapped = make(resolved(place / "two") | ids, source)
         below = [os.listdir(f"/proc/self/fd/{fd}/below") for fd in (plain, mapped)]
         infos = [os.stat("second", dir_fd=fd) for fd in (plain, mapped)]
         owners = [[info.st_uid, info.st_gid] for info in infos]
