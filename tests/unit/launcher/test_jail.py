@@ -182,8 +182,11 @@ done["broken content"] = run(plan, [broken])
 plan = plan_of("image")
 plan["steps"] += [("dir", path, 0o755, False) for path in ("/guest/within", "/guest/within/root")]
 plan["guest"].update(
-    path="/guest/within/root", image=len(plan["trees"]),
-    steps=[("image_dir", "/new", 0o755, False), ("image_file", "/new/file", b"new", 0o644, False)],
+    path="/guest/within/root", image=len(plan["trees"]), owner=5 if is_root else 0,
+    steps=[
+        ("image_dir", "/new", 0o755, False), ("image_file", "/new/file", b"new", 0o644, False),
+        ("symlink", "/link", "/own"),
+    ],
 )
 plan["trees"].append(tree(image, READ_ONLY))
 done["image"] = run(plan)
@@ -448,10 +451,14 @@ def test_an_image_lies_below_what_is_written(jails: Found) -> None:
         "/within",
         "/within/root",
         "/within/root/etc",
+        "/within/root/link",
         "/within/root/new",
         "/within/root/new/file",
         "/within/root/own",
     } == set(told["guest"])
+    owner = 5 if os.geteuid() == 0 else 0
+    assert ["0o120777", owner, owner] == told["guest"]["/within/root/link"][:3]
+    assert 5 != told["guest"]["/within/root/own"][1], "where it leads"
     assert ["etc", "own"] == jails["in image"]
     mounts = {each[4]: each for each in told["mounts"]}
     assert "overlay" in mounts["/guest/within/root"]
