@@ -184,6 +184,61 @@ def test_a_pause_without_memory_that_fails_pauses_nothing(
     assert SessionState.SUSPENDED == live.state
 
 
+def deadline_kept(scene: Scene, live: Live) -> int | None:
+    """The deadline as the next server would find it."""
+    record = scene.manager.store.sandbox(live.sandbox_id)
+    assert record is not None
+    return record.expires_ns
+
+
+@pytest.mark.parametrize("step", ["resume", "start from files"])
+def test_what_could_not_be_woken_stays_paused_for_as_long_as_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """With the deadline of one that runs it would end in minutes, and its client was told nothing of that."""
+    scene = make(Cleared)
+    live = scene.create()
+    scene.pause(live)
+    with monkeypatch.context() as patch:
+        if step == "resume":
+            patch.setattr(type(live.inner), "resume", cannot)
+        else:
+            patch.setattr(Cleared, "refuses", True)
+        with pytest.raises(ExecError):
+            scene.wake(live, 30.0, keeps_memory=step == "resume")
+    assert SessionState.SUSPENDED == live.state
+    assert scene.left_s(live) > YEAR_S - 60
+    assert live.expires is not None
+    assert int(live.expires * 1e9) == deadline_kept(scene, live)
+    assert scene.wake(live, 30.0), "the control"
+    assert scene.left_s(live) <= 30
+
+
+def test_what_could_not_be_paused_ends_when_it_was_to(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make()
+    live, endless = scene.create(timeout_s=60), scene.create()
+    before, endless.expires = deadline_kept(scene, live), None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(live.inner), "suspend", cannot)
+        for each in (live, endless):
+            with pytest.raises(ExecError):
+                scene.pause(each)
+    assert (SessionState.ACTIVE, True) == (live.state, scene.left_s(live) <= 60)
+    assert (before, None, None) == (
+        deadline_kept(scene, live),
+        endless.expires,
+        deadline_kept(scene, endless),
+    )
+    assert scene.pause(live), "the control"
+    assert scene.left_s(live) > YEAR_S - 60
+
+
+def cannot(*_: object) -> None:
+    raise ExecError("it cannot be done now")
+
+
 def sleeping(scene: Scene, live: Live) -> Any:
     return scene.execs.start(live, ExecRequest(("sleep", "1000")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ..backends.optional import BootIdentity, Clearable
@@ -175,9 +176,10 @@ def pause(manager: SessionManager, execs: Execs, live: Live, *, keeps_memory: bo
             return False
         if not keeps_memory:
             _start_anew(manager, execs, live)
-        if live.timeouts.on_expiry != SUSPEND:
-            manager.extend(live.id, _PAUSED_S)
-        manager.suspend(live.id)
+        with _deadline_put_back(manager, live):
+            if live.timeouts.on_expiry != SUSPEND:
+                manager.extend(live.id, _PAUSED_S)
+            manager.suspend(live.id)
     return True
 
 
@@ -202,19 +204,35 @@ def wake(
         was_paused = live.state == SessionState.SUSPENDED
         left_s = live.left_s(manager.clock.now()) or 0.0
         if was_paused:
-            # The deadline first: past it, the reaper would pause it again.
-            manager.extend(live.id, timeout_s or WOKEN_S)
-            manager.resume(live.id)
-            # At this time its own deadline has paused it.
-            if not keeps_memory or (left_s <= 0 and not notes_of(live.metadata).keeps_memory):
-                try:
-                    _start_anew(manager, execs, live)
-                except RingfenceError:
-                    manager.suspend(live.id)
-                    raise
+            with _deadline_put_back(manager, live):
+                # The deadline first: past it, the reaper would pause it again.
+                manager.extend(live.id, timeout_s or WOKEN_S)
+                manager.resume(live.id)
+                # At this time its own deadline has paused it.
+                if not keeps_memory or (left_s <= 0 and not notes_of(live.metadata).keeps_memory):
+                    try:
+                        _start_anew(manager, execs, live)
+                    except RingfenceError:
+                        manager.suspend(live.id)
+                        raise
         elif timeout_s is not None and timeout_s > left_s:
             manager.extend(live.id, timeout_s)
     return was_paused
+
+
+@contextmanager
+def _deadline_put_back(manager: SessionManager, live: Live) -> Iterator[None]:
+    """Give a sandbox its deadline again where the block fails: it stays as it was, paused or not."""
+    before = live.expires
+    try:
+        yield
+    except BaseException:
+        live.expires = before
+        kept = None if before is None else int(before * 1e9)
+        with suppress(RingfenceError):  # the disk is full: a restart finds the other one
+            manager.store.change_sandbox(live.sandbox_id, expires_ns=kept)
+        manager.reaper.expect(live)
+        raise
 
 
 def _start_anew(manager: SessionManager, execs: Execs, live: Live) -> None:
