@@ -41,8 +41,8 @@ def here() -> Iterator[Here]:
 class Client:
     """A client with a key of its own."""
 
-    def __init__(self, here: Here, owner: str, scope: str = "user") -> None:
-        self.here, self.headers = here, {"x-api-key": here.key(owner, scope)}
+    def __init__(self, here: Here, owner: str, scope: str = "user", **more: Any) -> None:
+        self.here, self.headers = here, {"x-api-key": here.key(owner, scope, **more)}
 
     async def __call__(
         self, method: str, path: str, form: Any = None, **more: Any
@@ -114,6 +114,7 @@ async def test_a_sandbox_is_its_owners_and_an_administrators(
             )
             here.manager.resume(live.id)
     assert [] == await bob.ids()
+    assert {live.sandbox_id} <= {*await ann.ids()} == {*await admin.ids()}
     assert SessionState.ACTIVE == live.state
 
 
@@ -361,6 +362,50 @@ async def test_a_timeout_of_nothing_ends_a_sandbox_at_once(here: Here, ann: Clie
     assert 204 == (await ann("POST", at, {"timeout": 0})).status_code
     assert live.left_s(here.manager.clock.now()) <= 0.001  # type: ignore[operator]
     assert 400 == (await ann("POST", at, {"timeout": -1})).status_code
+
+
+@pytest.mark.parametrize("path", ["/timeout", "/connect", "/resume"])
+async def test_a_life_that_is_prolonged_is_no_longer_than_the_ceiling(
+    here: Here, ann: Client, path: str
+) -> None:
+    live = await ann.create()
+    at = f"/sandboxes/{live.sandbox_id}"
+    if path == "/resume":
+        assert 204 == (await ann("POST", f"{at}/pause", {})).status_code
+    before, state = live.expires, live.state
+    refused = await ann("POST", f"{at}{path}", {"timeout": 5001})
+    assert (403, before, state) == (refused.status_code, live.expires, live.state)
+    assert (await ann("POST", f"{at}{path}", {"timeout": 5000})).is_success
+    assert 4900 < live.left_s(here.manager.clock.now()) <= 5000  # type: ignore[operator]
+    admin = Client(here, "ops", "admin")
+    if path != "/resume":
+        assert (await admin("POST", f"{at}{path}", {"timeout": 6000})).is_success
+        assert 5900 < live.left_s(here.manager.clock.now()) <= 6000  # type: ignore[operator]
+
+
+async def test_variables_of_a_client_win_over_those_of_the_template(
+    here: Here, ann: Client
+) -> None:
+    live = await ann.create(envVars={"USER": "me", "A": "1"})
+    base = here.e2b.spec_of("base")
+    assert base is not None
+    assert {**base.env, "USER": "me", "A": "1"} == dict(live.spec.env)
+
+
+async def test_each_fork_that_cannot_be_made_is_told_of_beside_those_that_were(
+    here: Here, ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(control, "note_copies", lambda _call, made, _copies: noted.append(made))
+    live, few = await ann.create(), Client(here, "ann", max_sandboxes=2)
+    answered = await few("POST", f"/sandboxes/{live.sandbox_id}/fork", {"count": 3})
+    made, *refused = answered.json()
+    assert (201, 2) == (answered.status_code, len(refused))
+    assert all(500 == each["error"]["code"] and each["error"]["message"] for each in refused)
+    assert [made["sandbox"]["sandboxID"]] == noted, "its processes keep their tags"
+    assert 2 == len(here.manager.index.all())
+    assert 0 == len(here.backend.saved)
+    assert (await few("POST", "/sandboxes", {"timeout": 60})).is_client_error, "nor by itself"
 
 
 async def test_each_of_several_wanted_labels_must_fit(ann: Client) -> None:

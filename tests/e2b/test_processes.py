@@ -209,6 +209,19 @@ async def test_input_comes_in_a_call_and_in_a_stream(box: Box) -> None:
     assert "abab" == said(await running)
 
 
+async def test_input_is_open_unless_the_client_declines(box: Box) -> None:
+    """And a terminal has a size where none is named."""
+    process = {"cmd": "cat", "args": []}
+    running = asyncio.ensure_future(box.stream("Start", {"process": process, "tag": "cat"}))
+    await box.until_listed("cat")
+    selector = {"process": {"tag": "cat"}}
+    assert 200 == (await box.rpc("SendInput", {**selector, "input": {"stdin": given("a")}}))[0]
+    assert 200 == (await box.rpc("CloseStdin", selector))[0]
+    assert "a" == said(await running)
+    shown = streams(await box.run("stty", "size", pty={}))
+    assert ["24", "80"] == shown["pty"].split()
+
+
 async def test_who_connects_sees_what_comes_from_then_on_until_its_deadline(box: Box) -> None:
     running = asyncio.ensure_future(box.run("sleep", "1000", tag="t"))
     await box.until_listed("t")
