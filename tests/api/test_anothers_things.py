@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,13 @@ def made(client: httpx.Client, path: str, **body: Any) -> Any:
     return client.post(path, json=body).raise_for_status().json()
 
 
+def upload(client: httpx.Client, content: bytes) -> str:
+    """Store content for templates; its digest."""
+    digest = hashlib.sha256(content).hexdigest()
+    client.put(f"/v1/uploads/{digest}", content=content).raise_for_status()
+    return digest
+
+
 @pytest.fixture(scope="module")
 def things(clients: dict[str, httpx.Client]) -> dict[str, str]:
     """Ids of alice's things, and of bob's two sandboxes."""
@@ -47,6 +55,8 @@ def things(clients: dict[str, httpx.Client]) -> dict[str, str]:
         "snapshot": made(alice, f"{in_it}/snapshots")["id"],
         "exec": made(alice, f"{in_it}/execs", argv=["true"], wait=True)["id"],
         "execution": made(alice, "/api/v1/sandbox/execute?wait=true", command="true")["id"],
+        "session": made(alice, "/v1/sessions")["session"]["session_id"],
+        "upload": upload(alice, b"hers"),
     }
     for number in ("1", "2"):
         found[f"own{number}"] = made(bob, "/v1/sandboxes")["id"]
@@ -95,6 +105,30 @@ NAMED: dict[str, Callable[[dict[str, str], str], tuple[str, str, Any]]] = {
         f"/api/v1/sandbox/kill/{has['execution']}",
         None,
     ),
+    "kill an exec": lambda has, own: (
+        "POST",
+        f"/v1/sandboxes/{own}/execs/{has['exec']}/kill",
+        None,
+    ),
+    "ask for a session": lambda has, _own: ("GET", f"/v1/sessions/{has['session']}", None),
+    "attach by a session": lambda has, _own: (
+        "POST",
+        "/v1/sessions/attach",
+        {"sandbox_id": has["session"]},
+    ),
+    **{
+        f"{verb} a session": lambda has, _own, verb=verb: (
+            "POST",
+            f"/v1/sessions/{has['session']}/{verb}",
+            None,
+        )
+        for verb in ("detach", "suspend", "resume", "touch")
+    },
+    "release a session": lambda has, _own: (
+        "POST",
+        f"/v1/sessions/{has['session']}/release",
+        {"keep_alive": False},
+    ),
     "delete a snapshot": lambda has, _own: (
         "DELETE",
         f"/v1/snapshots/{has['snapshot']}",
@@ -130,6 +164,38 @@ def test_a_merge_over_anothers_snapshot_is_refused_with_two_sandboxes_of_ones_ow
     path = f"/v1/sandboxes/{first}/merge"
     assert 404 == ask(bob, "POST", path, {"into": second, "base": hers}).status_code
     assert 200 == ask(bob, "POST", path, {"into": second, "base": his}).status_code
+
+
+def test_content_that_another_uploaded_is_not_there(
+    clients: dict[str, httpx.Client], things: dict[str, str]
+) -> None:
+    """Whoever knows its digest is not told that it exists, and gets nothing of it."""
+    at = f"/v1/uploads/{things['upload']}"
+    tar = {"accept": "application/x-tar"}
+    for name, is_hers in (("alice", True), ("bob", False)):
+        assert is_hers == clients[name].get(at).raise_for_status().json()["present"]
+        sent = clients[name].get(at, headers=tar)
+        assert (is_hers, is_hers) == (sent.is_success, sent.content == b"hers")
+
+
+def test_a_key_of_a_request_is_each_clients_own(
+    clients: dict[str, httpx.Client], things: dict[str, str]
+) -> None:
+    headers = {"idempotency-key": "same"}
+    made: list[str] = []
+    for name in ("alice", "bob", "alice", "bob"):
+        answered = clients[name].post("/v1/sandboxes", json={}, headers=headers)
+        made.append(answered.raise_for_status().json()["id"])
+    assert made[:2] == made[2:]
+    assert made[0] != made[1]
+    for name, each in zip(("alice", "bob"), made, strict=False):
+        assert 200 == clients[name].delete(f"/v1/sandboxes/{each}").status_code
+    again = clients["bob"].post("/v1/sandboxes", json={}, headers=headers)
+    assert (200, made[1], "terminated") == (
+        again.status_code,
+        again.json()["id"],
+        again.json()["state"],
+    )
 
 
 def test_no_list_shows_what_another_has(clients: dict[str, httpx.Client]) -> None:
