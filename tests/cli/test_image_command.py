@@ -229,3 +229,8 @@ def test_the_bar_is_drawn_seldom_and_at_the_end(
     ]
     assert drawn.endswith("\r\x1b[K")
     assert "#" * 30 in drawn
+
+
+def test_a_table_steers_no_terminal(capsys: Capture) -> None:
+    image.print_table([("NAME", "OWNER"), ("a", "x\x1b[2J\ny"), ("bcd", "z")])
+    assert "NAME  OWNER\na     x?[2J?y\nbcd   z\n" == capsys.readouterr().out

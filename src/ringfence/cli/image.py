@@ -11,6 +11,7 @@ from ..errors import ImageNotFound, InvalidRequest
 from ..images.store import ImageStore
 from .commands import IMAGE
 from .options import parse, verb_of
+from .tables import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +118,8 @@ def _list(given: dict[str, Any], _arguments: Sequence[str]) -> int:
 
 
 def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows in columns as wide as their longest cell."""
+    """Print rows in columns as wide as their longest cell; nothing in them steers a terminal."""
+    rows = [tuple(map(plain, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(

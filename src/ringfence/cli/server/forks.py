@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from ...errors import InvalidRequest
 from ...model.spec import LINEAGE
 from .. import tables
-from ..terminal import size
+from ..terminal import say, size
 from . import remote
 from .commands import FORK, MERGE, TREE
 
@@ -40,7 +38,7 @@ def fork(argv: Sequence[str]) -> int:
             print(*(each.id for each in made), sep="\n")
         reasons = {each.fork_report.reason for each in made if each.fork_report is not None}
         for reason in filter(None, reasons):
-            print(f"ringfence: left out: {reason}", file=sys.stderr)
+            say(f"left out: {reason}")  # which may name a program of the sandbox
     return 0
 
 
