@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
+import termios
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.cli.server import attached, code, forks, inside, remote, sessions
+from ringfence.cli.server import attached, code, forks, inside, remote, serving, sessions
 from ringfence.contexts.execution import Result
 from ringfence.errors import ExecNotFound, InvalidRequest
 from tests.cli.test_commands_on_a_scripted_server import Capture, World, session_form
@@ -229,12 +233,105 @@ def test_standard_streams_are_copied_as_they_come(
         open_write=lambda path: written, open_read=lambda path: io.BytesIO(data)
     )
     monkeypatch.setattr(remote, "sandbox_of", lambda *_: SimpleNamespace(files=files))
+    monkeypatch.setattr(inside, "_CHUNK", 2000)
     os.write(typed, data[:5000])
     os.close(typed)
     assert 0 == inside.copy(["-", "one:x"])
     assert data[:5000] == written.getvalue()
     assert 0 == inside.copy(["one:x", "-"])
     assert data == capfdbinary.readouterr().out
+
+
+class _OnTerminal:
+    """A process on a terminal, which ends once it was told what the test waits for."""
+
+    def __init__(self, begin: Any) -> None:
+        self.begin, self.told, self.news = begin, list[Any](), threading.Semaphore(0)
+        self.stdin = SimpleNamespace(write=self.note, close=lambda: self.note("closed"))
+
+    def note(self, what: Any) -> None:
+        self.told.append(what)
+        self.news.release()
+
+    def resize(self, rows: int, cols: int) -> None:
+        self.note("resized")
+
+    def events(self, *, follow: bool) -> Iterator[dict[str, Any]]:
+        assert follow
+        self.begin()
+        assert self.news.acquire(timeout=60)
+        yield {"type": "end", "exec": exec_view(state="ended", status={"exit_code": 4}).to_json()}
+
+
+def test_a_terminal_there_gets_its_end_of_input_also_where_ours_is_none(typed: int) -> None:
+    process: Any = _OnTerminal(lambda: os.close(typed))
+    assert 4 == attached.Attached(process, on_terminal=True).run_through()
+    assert [b"\x04"] == process.told
+
+
+def test_our_terminal_is_raw_meanwhile_and_passes_its_size_on(
+    typed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.close(typed)
+    master, slave = os.openpty()
+    os.dup2(slave, 0)
+    before = termios.tcgetattr(slave)
+    modes: list[Any] = []
+
+    def begin() -> None:
+        modes.append(termios.tcgetattr(slave)[3])
+        os.kill(os.getpid(), signal.SIGWINCH)
+
+    process: Any = _OnTerminal(begin)
+    process.stdin = None
+    try:
+        assert 4 == attached.Attached(process, on_terminal=True).run_through()
+        assert before == termios.tcgetattr(slave)
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert (["resized"], 0) == (process.told, modes[0] & (termios.ECHO | termios.ICANON))
+
+
+def test_a_list_of_commands_has_how_each_ended_and_its_words(world: World, capfd: Capture) -> None:
+    """Words are quoted: they may be of somebody else, and must not look as others."""
+    killed = exec_view(
+        id="exec-1", state="ended", argv=["sh", "-c", "a b\x1b[2J"], status={"signal": 9, "duration_s": 90.0}
+    )  # fmt: skip
+    late = exec_view(id="exec-2", state="ended", status={"signal": 9, "timed_out": True})
+    world.told["GET execs"] = as_json({"items": [killed.to_json(), late.to_json()]})
+    assert 0 == inside.logs(["-l", "one"])
+    head, first, second = capfd.readouterr().out.splitlines()
+    cells = [head.index(name) for name in ("CODE", "TOOK", "COMMAND")]
+    assert ["137", "2m", "sh"] == [first[at:].split()[0] for at in cells]
+    assert first.endswith("sh -c 'a b?[2J'")
+    assert "124" == second[cells[0] :].split()[0]
+
+
+def test_a_copy_of_a_directory_itself_becomes_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`SANDBOX:.` has no name of its own to be put below the target."""
+    got: list[Any] = []
+    files = SimpleNamespace(download=lambda source, target, **how: got.append((source, target)))
+    monkeypatch.setattr(remote, "sandbox_of", lambda *_: SimpleNamespace(files=files))
+    here = str(tmp_path)
+    for source in (".", "..", "/", "a/..", "a/", "/d/a"):
+        assert 0 == inside.copy([f"one:{source}", here])
+    assert [here] * 4 + [f"{here}/a"] * 2 == [target for _, target in got]
+
+
+def test_a_copy_into_a_link_to_a_directory_goes_below_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stat(path: str, *, follow: bool = False) -> Any:
+        return SimpleNamespace(kind="directory" if follow else "symlink")
+
+    put: list[str] = []
+    files = SimpleNamespace(stat=stat, upload=lambda source, target, **how: put.append(target))
+    monkeypatch.setattr(remote, "sandbox_of", lambda *_: SimpleNamespace(files=files))
+    assert 0 == inside.copy([str(tmp_path / "x"), "one:link"])
+    assert ["link/x"] == put
 
 
 # -- code ------------------------------------------------------------------------------------------
@@ -329,8 +426,13 @@ def test_a_cell_is_told_by_its_code_and_asks_only_where_nothing_else_is_read(
     said = capfd.readouterr().err
     assert said.startswith("Traceback\nwhy\n")
     assert f"< {script}" in said
-    assert 124 == code.code(["one", "x", "--json"])
+    assert 124 == code.code(["one", "x", "--json", "--timeout", "3s"])
     assert {"context": "p1", "done": True} == json.loads(capfd.readouterr().out)
+    assert {"timeout_s": 3.0} == cells.ran[-1][2]
+    ran = len(cells.ran)
+    with pytest.raises(InvalidRequest) as refused:
+        code.code(["one", "x", "--timeout", "0s"])
+    assert ("timeout", ran) == (refused.value.field, len(cells.ran))
 
 
 def test_contexts_are_listed(cells: Cells, capfd: Capture) -> None:
@@ -400,3 +502,47 @@ def test_sessions_are_listed_by_their_states_and_labels(world: World, capfd: Any
     ):
         with pytest.raises(InvalidRequest):
             sessions.session(words)
+
+
+def test_nothing_of_a_sandbox_steers_the_terminal_in_a_tree_or_after_a_fork(
+    world: World, capfd: Any
+) -> None:
+    world.names["a"] = "on\x1b[2Je"
+    assert 0 == forks.tree([])
+    assert "a  running  on?[2Je" == capfd.readouterr().out.splitlines()[0]
+    report = {"parent": "a", "reason": "child 'x\x1b[2J\ny' has a terminal"}
+    answer = {"items": [sandbox_view("f").to_json()], "execs": [{}], "report": report}
+    world.told["POST fork"] = as_json(answer)
+    assert 0 == forks.fork(["two"])
+    assert "ringfence: left out: child 'x\\x1b[2J y' has a terminal\n" == capfd.readouterr().err
+
+
+# -- what a server keeps ---------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_its_metadata_and_a_rotated_key_its_form(world: World, capfd: Any) -> None:
+    made = {"id": "snap-1", "session_id": "a", "backend": "native", "created_at": 1.0}
+    world.told["POST snapshots"] = as_json(made)
+    assert 0 == serving.snapshot(["create", "one", "--meta", "k=v", "--meta", "l=w"])
+    assert {"metadata": {"k": "v", "l": "w"}} == world.server.requests[-1].form
+    key = "rf_" + "0" * 43
+    world.told |= {
+        f"POST {verb}": as_json({"id": "key-1", "key": key}) for verb in ("rotate", "keys")
+    }
+    for words in (["rotate", "key-1"], ["create", "me"]):
+        capfd.readouterr()
+        assert 0 == serving.keys([*words, "--e2b"])
+        assert capfd.readouterr().out.startswith("e2b_")
+
+
+def test_a_list_of_keys_has_when_each_ends(world: World, capfd: Any) -> None:
+    key = {
+        "id": "key-1", "owner": "me\x1b[2J", "scope": "user", "name": "n", "created_at": time.time() - 7201,
+        "last_used_at": None, "expires_at": time.time() + 3 * 86_400, "sandbox_id": None,
+    }  # fmt: skip
+    over = {**key, "id": "key-2", "expires_at": time.time() - 60, "last_used_at": time.time() - 130}
+    world.told["GET keys"] = as_json({"items": [key, over]})
+    assert 0 == serving.keys(["list"])
+    first, second = [row.split() for row in capfd.readouterr().out.splitlines()[1:]]
+    assert ["key-1", "me?[2J", "user", "n", "2h", "3d"] == first
+    assert ["2h", "2m", "0s"] == second[4:]
