@@ -245,6 +245,21 @@ class TestRaces:
         assert held.sandbox is old
         assert {"terminated"} == {each.state for each in old.branches}
 
+    def test_the_old_sandbox_ends_also_where_its_processes_are_not_found_in_the_new(
+        self, modules: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def lost(_branch: Branch, _id: str) -> None:
+            raise ExecError("lost")
+
+        monkeypatch.setattr(Branch, "process", lost)
+        held = held_of(p1=Process("e1"))
+        held.sandbox = old = Branch("old", wins=0)
+        old.fork_report = SimpleNamespace(processes={"e1"})
+        with pytest.raises(ExecError, match="lost"):
+            self.race(modules, held, "wins")
+        assert ("b0", "running", "terminated") == (held.sandbox.id, held.sandbox.state, old.state)
+        assert {} == held.processes, "those of the old one have ended"
+
 
 class TestAnswers:
     def test_how_a_command_ended(self, modules: Any) -> None:

@@ -44,8 +44,9 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
                 group.start_soon(attempt, index, branch)
         if winners:
             old, held.sandbox = held.sandbox, branches.pop(winners[0])
-            held.processes = await _going_on(held)
             branches.append(old)
+            known, held.processes = held.processes, {}
+            held.processes = await _going_on(held.sandbox, known)
     except* RingfenceError as errors:
         failures += errors.exceptions  # raised here, Python 3.11.3 and older would wrap it
     finally:
@@ -57,13 +58,12 @@ async def race(held: Held, commands: Sequence[str], timeout_s: float) -> RaceAns
     return RaceAnswer(sandbox=held.name, winner=winners[0] if winners else None, outputs=outputs)
 
 
-async def _going_on(held: Held) -> dict[str, AsyncProcess]:
-    """Find the background processes that go on in the sandbox, which is a fork, by their names."""
-    assert held.sandbox is not None
-    report = held.sandbox.fork_report
+async def _going_on(fork: AsyncSandbox, known: dict[str, AsyncProcess]) -> dict[str, AsyncProcess]:
+    """Find the background processes that go on in a fork, by their names."""
+    report = fork.fork_report
     found: dict[str, AsyncProcess] = {}
-    for name, process in held.processes.items():
-        for id in (process.id, derived_id(process.id, held.sandbox.id)):  # here; of a server
+    for name, process in known.items():
+        for id in (process.id, derived_id(process.id, fork.id)):  # here; of a server
             if report is not None and id in report.processes:
-                found[name] = await held.sandbox.process(id)
+                found[name] = await fork.process(id)
     return found
