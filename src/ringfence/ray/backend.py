@@ -154,8 +154,12 @@ class Backend(BaseSandboxBackend):
         """
         try:
             sandbox = Sandbox.create(**self._parts(config))
-            if config.workdir:
-                sandbox.files.make_dir(config.workdir)
+            try:
+                if config.workdir:
+                    sandbox.files.make_dir(config.workdir)
+            except BaseException:
+                sandbox.terminate()
+                raise
         except RingfenceError as exc:
             raise SandboxCreationError(str(exc)) from exc
         with self._lock:

@@ -108,6 +108,23 @@ def test_a_sandbox_is_made_as_the_job_and_the_request_say(
         backend.read_file(name, "x")
 
 
+def test_a_sandbox_whose_directory_cannot_be_made_is_ended(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its id."""
+    sandbox: Any = Local()
+
+    def fail(_path: str) -> None:
+        raise InvalidRequest("no such place", field="path")
+
+    sandbox.files = SimpleNamespace(make_dir=fail)
+    monkeypatch.setattr(module.Sandbox, "create", lambda **_: sandbox)
+    backend = module.Backend(options=module.Options())
+    with pytest.raises(module.SandboxCreationError, match="no such place"):
+        backend.create_sandbox(config())
+    assert (1, {}, {}) == (sandbox.ended, backend._sandboxes, backend._sandbox_metadata)
+
+
 def test_a_command_has_what_rays_caller_asks_for(module: Any) -> None:
     asked: list[Any] = []
     answers: list[Any] = []
