@@ -8,6 +8,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 
 from ..errors import (
@@ -39,6 +40,7 @@ FILE_METHODS = {
 VALUES = {"state", "session"}
 _MOST_CALLERS = 64
 _GREETING_S = 10.0
+_FULL_S = 0.1
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -116,7 +118,11 @@ class Door:
 
     def _accept(self) -> None:
         while True:
-            accepted, _ = self._socket.accept()
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:  # a caller that is gone already; or no descriptor is left, for now
+                time.sleep(_FULL_S)
+                continue
             if _peer_uid(accepted) != os.geteuid() or not self._callers.acquire(blocking=False):
                 accepted.close()
                 continue

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import socket
 import sys
+import threading
 import warnings
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -151,6 +153,27 @@ def test_who_says_nothing_is_shut_out_and_another_user_is_not_heard(
     with pytest.raises((EOFError, OSError)), Client(f"\0{door.name}", "AF_UNIX", authkey=door.key):
         pass
     monkeypatch.undo()
+    assert calls.by_socket(door.name, door.key, ("sbx-1", "state", (), {}))[0]
+
+
+def test_a_process_that_had_no_descriptor_left_listens_on(
+    calls: Any, door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waited = threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        waited.set()
+
+    monkeypatch.setattr(calls, "time", SimpleNamespace(sleep=sleep))
+    with socket.socket(socket.AF_UNIX) as caller:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            caller.connect(f"\0{door.name}")
+            assert waited.wait(60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert calls.by_socket(door.name, door.key, ("sbx-1", "state", (), {}))[0]
 
 
