@@ -318,7 +318,11 @@ def test_answers_are_those_of_the_probes_that_were_asked_for() -> None:
     said = "\n".join(
         (
             "noise", json.dumps(["files.a", "held", "a"]), json.dumps(["files.b", "escaped", "b"]),
-            json.dumps(["files.of-nobody", "held", "x"]), "[1]", '["files.a"',
+            json.dumps(["files.of-nobody", "held", "x"]), "[1]", '["files.a"', "5", "null",
+            *(json.dumps(each) for each in (
+                ["files.c", "\x1b[2J", "c"], ["files.c", "held", 1], [["files.c"], "held", "c"],
+                ["files.c", [], "c"],
+            )),
         )
     )  # fmt: skip
     found = inside.read_answers(["files.a", "files.b", "files.c"], said, "it died")

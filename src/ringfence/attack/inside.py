@@ -10,7 +10,7 @@ import zipfile
 
 from ..policy.seccomp import MACHINES
 from .probes import kit, main
-from .result import INCONCLUSIVE
+from .result import INCONCLUSIVE, STATUSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,9 +71,11 @@ def read_answers(probes: Sequence[str], output: str, problem: str) -> Found:
     for line in output.splitlines():
         try:
             id, status, evidence = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             continue
-        found[id] = (status, evidence)
+        # The other side is confined, and no friend: another status would be shown as it is.
+        if isinstance(id, str) and isinstance(evidence, str) and status in STATUSES:
+            found[id] = (status, evidence)
     return {id: found.get(id, (INCONCLUSIVE, f"no answer: {problem}")) for id in probes}
 
 
