@@ -183,6 +183,9 @@ def test_a_word_that_is_no_id_may_be_a_name(world: World) -> None:
     world.names["a"] = "Mine, too"
     with remote.client_of({}) as client:
         assert "a" == remote.sandbox_of(client, "Mine, too").id
+    world.names["b"] = "snap-shot"
+    with remote.client_of({}) as client:
+        assert "b" == remote.sandbox_of(client, "snap-shot").id
     world.told["GET a"] = problem(403, "forbidden")
     with remote.client_of({}) as client, pytest.raises(Exception, match="so it is"):
         remote.sandbox_of(client, "a")
@@ -251,12 +254,13 @@ def test_a_sandbox_is_made_as_the_options_say(
         "--memory",
         "1g",
     ]
+    words += ["--backend", "native"]
     assert 0 == sandboxes.create([*words, "--no-pool", "--pids", "77"])
     assert "sbx-new" == capfd.readouterr().out.strip()
     (request,) = world.server.requests
     form = request.form
-    assert ("n", {"k": "v"}, 120.0, False) == tuple(
-        form[name] for name in ("name", "labels", "ttl_s", "use_pool")
+    assert ("native", "n", {"k": "v"}, 120.0, False) == tuple(
+        form[name] for name in ("backend", "name", "labels", "ttl_s", "use_pool")
     )
     assert (180.0, 1 << 30, 77) == tuple(
         form["limits"][name] for name in ("idle_timeout_s", "memory_bytes", "pids")

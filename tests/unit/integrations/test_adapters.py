@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,6 +172,36 @@ class TestOrigins:
         assert here.find("s2").id == "s2"
         found: Any = asyncio.run(here.async_find("s4"))
         assert "s4" == found.sandbox.id
+
+    @pytest.mark.parametrize("how", ["async_sandbox", "async_lasting"])
+    def test_one_whose_caller_was_cancelled_ends_once_it_is_made(
+        self, how: str, monkeypatch: pytest.MonkeyPatch, kept: dict[str, Any]
+    ) -> None:
+        begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+        made: Any = Made("a")
+
+        def make() -> Any:
+            begun.set()
+            assert may_end.wait(60)
+            return made
+
+        def end(sandbox: Any) -> None:
+            sandbox.state = "terminated"
+            ended.set()
+
+        async def scene() -> None:
+            task = asyncio.ensure_future(getattr(Origin(make=make), how)())
+            await asyncio.to_thread(begun.wait, 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not ended.is_set()
+            may_end.set()
+            assert await asyncio.to_thread(ended.wait, 60)
+
+        monkeypatch.setattr(Sandbox, "terminate", end)
+        asyncio.run(scene())
+        assert "terminated" == made.state
 
     @pytest.mark.parametrize("state", ["running", "terminated", "none"])
     def test_a_servers_is_found_with_a_connection_that_it_closes(

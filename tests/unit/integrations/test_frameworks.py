@@ -240,6 +240,36 @@ class TestInspect:
             checked(exit_code=NOT_EXECUTABLE, stderr=b"ringfence: cmd: no\n")
         assert NOT_EXECUTABLE == checked(exit_code=NOT_EXECUTABLE, stderr=b"cmd: no").given[1]
 
+    def test_a_command_has_what_it_is_given(self, module: Any) -> None:
+        asked: list[Any] = []
+
+        async def run(argv: Any, **how: Any) -> ExecResult:
+            asked.append((argv, how))
+            return ExecResult(exit_code=0)
+
+        made = module.RingfenceEnvironment(SimpleNamespace(exec=run))
+        given: dict[str, Any] = {"cwd": "/w", "env": {"A": "b"}, "user": "u"}
+        asyncio.run(made.exec(["x"], input=b"in", timeout=7, **given))
+        most = module.SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        expected = {**given, "stdin": b"in", "timeout_s": 7, "max_output_bytes": most}
+        assert [(["x"], expected)] == asked
+
+    def test_every_sandbox_of_a_sample_ends(self, module: Any) -> None:
+        ended: list[str] = []
+
+        def environment(name: str) -> Any:
+            async def terminate() -> None:
+                ended.append(name)
+
+            made = module.RingfenceEnvironment(SimpleNamespace(terminate=terminate))
+            made.as_type = lambda kind: made
+            return made
+
+        kind = module.RingfenceEnvironment
+        there = {name: environment(name) for name in ("default", "other")}
+        asyncio.run(kind.sample_cleanup("task", None, there, interrupted=True))
+        assert ["default", "other"] == ended
+
     def test_files_are_read_up_to_a_size(self, module: Any) -> None:
         contents = {"/four": b"four", "/five": b"fiver", "/none": FileNotFound("x")}
         sandbox = SimpleNamespace(files=Files({**contents, "/gone": SandboxLost("x")}))
