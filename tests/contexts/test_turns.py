@@ -629,6 +629,21 @@ class TestCopies:
         until(host.processes[1].future.done)
         assert "a" == context.run("a").stdout
 
+    def test_a_copy_that_does_not_read_is_killed(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        context = host.context(serving(ECHO))
+
+        def fail(_context: Context, _data: bytes, _most_s: float = 0) -> None:
+            raise ExecError("it does not read")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Context, "_send", fail)
+            with pytest.raises(ExecError, match="does not read"):
+                context.copied(host, self.start(host, self.COPY))
+        assert host.processes[1].future.done()
+        assert "a" == context.run("a").stdout
+
     def test_a_context_goes_on_as_an_earlier_copy(self, host: Host) -> None:
         context = host.context(serving(ECHO))
         context.go_on_as(self.start(host, self.COPY))

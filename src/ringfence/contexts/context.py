@@ -176,10 +176,13 @@ class Context:
             process = start(inbox.feed)
             self._process, self._inbox, self.id = process, inbox, process.id
             _at_end(process, inbox.end)
-            self._send(request("copied"))
-            if not inbox.ready.wait(START_S) or inbox.reason:
+            try:
+                self._send(request("copied"))
+                if not inbox.ready.wait(START_S) or inbox.reason:
+                    raise ExecError(f"the copy of a context did not answer: {inbox.reason}")
+            except BaseException:
                 self._kill()
-                raise ExecError(f"the copy of a context did not answer: {inbox.reason}")
+                raise
 
     # -- running ------------------------------------------------------------------------------
 
