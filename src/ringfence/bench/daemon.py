@@ -87,6 +87,9 @@ class Daemon:
                 [*self._command(), "--stop"], stdout=subprocess.DEVNULL, timeout=_END_S, check=False
             )
             self._reap()
+        except BaseException:
+            self.kill()  # or it would serve for ever
+            raise
         finally:
             self._directory.cleanup()
 
