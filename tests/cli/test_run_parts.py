@@ -1,11 +1,10 @@
-"""Parts of `ringfence run`: streams that are passed on, signals, how it ends, and what is asked for."""
+"""Parts of `ringfence run`: streams that are passed on, signals, and how it ends."""
 
 from __future__ import annotations
 
 import _signal as signal
 import errno
 import functools
-import json
 import os
 import socket
 import subprocess
@@ -18,15 +17,12 @@ from typing import Any
 
 import pytest
 
-from ringfence.cli import request, result, run, signals, tables, tty
+from ringfence.cli import signals, supervise, tty
 from ringfence.cli.relay import Flow, Flows
 from ringfence.cli.signals import Bell
 from ringfence.cli.supervise import OWN_FAILURE, READER_GONE, TIMED_OUT, Supervisor
-from ringfence.errors import InvalidRequest, SandboxLost
+from ringfence.errors import SandboxLost
 from ringfence.model.execs.exec import ExecRequest, ExecStatus
-from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
-from ringfence.model.spec import SandboxSpec
-from tests.waiting import readable
 
 pytestmark = pytest.mark.anyone
 PATIENCE_S = 30.0
@@ -58,7 +54,16 @@ class TestFlows:
         return flow
 
     @pytest.mark.parametrize("kind", ["pipe", "socket", "file", "appended", "function"])
-    def test_all_is_passed_on_and_counted(self, kind: str, tmp_path: Path) -> None:
+    def test_all_is_passed_on_and_counted(
+        self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spliced, splice = list[int](), os.splice
+
+        def note(source: int, target: int, count: int) -> int:
+            spliced.append(target)
+            return splice(source, target, count)
+
+        monkeypatch.setattr(os, "splice", note)
         data = os.urandom(3 << 20)
         source = os.open(tmp_path / "source", os.O_RDWR | os.O_CREAT)
         os.write(source, data)
@@ -90,6 +95,7 @@ class TestFlows:
         os.close(source)
         assert data == b"".join(found)
         assert (len(data), None, False) == (flow.moved, flow.error, flow.reader_gone)
+        assert (kind == "pipe") == bool(spliced), "a file's offset is others' too"
 
     def test_a_full_pipe_that_does_not_block_is_waited_for(self) -> None:
         source, feed = os.pipe()
@@ -311,6 +317,22 @@ class TestSupervisor:
         assert supervisor.elapsed_s >= 0.101
         run.close()
 
+    def test_a_timeout_may_be_longer_than_the_kernel_waits_at_once(
+        self, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = Run(self.status())
+        supervisor = self.supervisor(bell, run, timeout_s=366 * 86_400)
+        run.end()
+        supervisor.wait()
+        assert 3 == supervisor.exit_code
+        monkeypatch.setattr(supervise, "_LONGEST_S", 0.001)
+        monkeypatch.setattr(supervise, "_GRACE_S", 0.02)
+        late = self.supervisor(bell, waits := Run(), timeout_s=0.001)
+        late.wait()
+        assert (True, True) == (late.timed_out, late.elapsed_s >= 0.021)
+        run.close()
+        waits.close()
+
     def test_a_second_signal_of_a_kind_kills_but_for_harmless_ones(self, bell: Bell) -> None:
         run = Run()
         supervisor = self.supervisor(bell, run)
@@ -368,6 +390,35 @@ class TestSupervisor:
         assert not supervisor.flows.over
         run.close()
 
+    def test_the_rest_is_waited_for_while_it_moves_and_until_a_signal_asks_for_an_end(
+        self, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits: list[Any] = []
+        news: Any = [[(0, 1)], [(0, 1)]]
+        poll = SimpleNamespace(
+            register=lambda *_: None, poll=lambda most: waits.append(most) or news.pop(0)
+        )
+        select = SimpleNamespace(poll=lambda: poll, POLLIN=1)
+        monkeypatch.setattr(supervise, "select", select)
+        run = Run()
+        supervisor = self.supervisor(bell, run)
+        heard = [bytes([signal.SIGUSR1, 0]), bytes([signal.SIGTERM])]
+        supervisor.bell = SimpleNamespace(wake=0, read=lambda: heard.pop(0))
+        moved = [0, 0]
+
+        class Moving:
+            over, failed = False, None
+            moved = property(lambda _self: moved.pop(0))
+
+        supervisor.flows = Moving()
+        supervisor.drain()
+        assert ([None, None], []) == (waits, heard)
+        supervisor.timed_out = True
+        waits[:], moved[:], news[:] = [], [0, 5, 5, 5], [[], []]
+        supervisor.drain()
+        assert ([100.0, 100.0], []) == (waits, moved)
+        run.close()
+
     @pytest.mark.parametrize(
         ("changes", "forks_refused", "said"),
         [
@@ -408,6 +459,12 @@ class TestSupervisor:
             if left:
                 os.close(write)
             run.close()
+        none: Any = Run()
+        closed: list[bool] = []
+        none.close_stdin = lambda: closed.append(True)
+        self.supervisor(bell, none, pty=(24, 80))._end_input()
+        assert [True] == closed, "where there is no terminal after all"
+        none.close()
 
     def test_a_signal_of_the_terminal_stops_the_sandbox_with_us_and_a_size_is_its_own(
         self, bell: Bell, monkeypatch: pytest.MonkeyPatch
@@ -431,287 +488,3 @@ class TestSupervisor:
         assert ["suspend", "ours", stopped, "its", "resume", (7, 1, 0, 2)] == told
         assert [(signal.SIGUSR1, False)] == run.sent
         run.close()
-
-
-class TestJson:
-    def test_the_object_has_all_that_came_and_the_shells_words_for_what_did_not_start(
-        self, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        done: list[str] = []
-
-        def start(out: Any, err: Any) -> None:
-            out(b"out")
-            err(b"err ")
-
-        status = ExecStatus(exit_code=127, signal=None, timed_out=False, duration_s=1.0)
-        supervisor: Any = SimpleNamespace(
-            start=start, wait=lambda: done.append("wait"), drain=lambda: done.append("drain"),
-            feed_note=lambda write: write(b"not found"), status=status, exit_code=127,
-        )  # fmt: skip
-        sandbox: Any = SimpleNamespace(
-            spec=SandboxSpec(), protections=list, terminate=lambda: done.append("terminate")
-        )
-        assert 127 == result.run_for_json(supervisor, sandbox, None)
-        assert ["wait", "terminate", "drain"] == done, "nothing adds to what is drained"
-        told = json.loads(capfd.readouterr().out)
-        assert ("out", "err not found", 127) == (told["stdout"], told["stderr"], told["exit_code"])
-        supervisor.status, supervisor.elapsed_s = None, 2.5
-        result.run_for_json(supervisor, sandbox, 4)
-        told = json.loads(capfd.readouterr().out)
-        assert (9, True, 2.5) == (told["signal"], told["timed_out"], told["duration_s"])
-        assert told["truncated"], "the bound of the sandbox is that of each stream"
-
-    @pytest.mark.parametrize("other", ["pip", "template"])
-    def test_an_image_has_no_packages_added(self, other: str, bell: Bell) -> None:
-        for given in ({"image": "x"}, {"pull": "never"}):
-            with pytest.raises(InvalidRequest) as refused:
-                run._run({**given, other: ["pandas"]}, ["true"], bell)
-            assert f"--{other}" == refused.value.field
-
-
-class TestProvision:
-    """Where namespaces are refused, `--anywhere` takes what is weaker, by steps and never unsaid."""
-
-    @pytest.fixture
-    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        from ringfence.backends import registry
-        from ringfence.errors import IsolationError
-
-        asked: list[Any] = []
-
-        def provision(spec: SandboxSpec, name: str | None = None) -> Any:
-            asked.append((name, tuple(spec.allow_degraded)))
-            if name in self.refusing:
-                raise IsolationError("no namespaces here")
-            return f"by {name}"
-
-        monkeypatch.setattr(registry, "provision", provision)
-        return asked
-
-    refusing: tuple[str | None, ...] = ()
-
-    def mask(self, monkeypatch: pytest.MonkeyPatch, masks: list[str]) -> None:
-        from ringfence.backends.local.host import mountinfo
-
-        monkeypatch.setattr(mountinfo, "masks_of_proc", lambda: masks)
-
-    def test_what_can_be_had_is_taken_and_without_the_option_nothing_weaker(
-        self, asked: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        spec = SandboxSpec(allow_degraded=("cpu_limit",))
-        monkeypatch.setattr(TestProvision, "refusing", ())
-        found: Any = run._provision(spec, {"anywhere": True})
-        assert "by None" == found
-        found = run._provision(spec, {"anywhere": True, "backend": "gvisor"})
-        assert "by gvisor" == found
-        monkeypatch.setattr(TestProvision, "refusing", (None, "gvisor"))
-        self.mask(monkeypatch, ["/proc/kcore"])
-        for given in ({}, {"backend": "gvisor"}, {"anywhere": True, "backend": "gvisor"}):
-            with pytest.raises(Exception, match="no namespaces"):
-                run._provision(spec, given)
-        assert {("cpu_limit",)} == {degraded for _, degraded in asked}
-        assert "" == capfd.readouterr().err
-
-    @pytest.mark.parametrize(
-        ("masks", "native", "found"),
-        [
-            (["/proc/kcore"], True, "native"),
-            (["/proc/kcore"], False, "landlock"),
-            ([], True, "landlock"),
-        ],
-    )
-    def test_first_the_proc_of_the_container_then_no_namespaces(
-        self,
-        asked: list[Any],
-        monkeypatch: pytest.MonkeyPatch,
-        capfd: pytest.CaptureFixture[str],
-        masks: list[str],
-        native: bool,
-        found: str,
-    ) -> None:
-        monkeypatch.setattr(TestProvision, "refusing", (None,) if native else (None, "native"))
-        self.mask(monkeypatch, masks)
-        spec = SandboxSpec(allow_degraded=("cpu_limit",))
-        provisioned: Any = run._provision(spec, {"anywhere": True})
-        assert f"by {found}" == provisioned
-        allowed = {"native": ("cpu_limit", "namespaces"), "landlock": ("cpu_limit",)}
-        assert (found, allowed[found]) == asked[-1], "less is allowed for that one attempt alone"
-        told = capfd.readouterr().err
-        assert ("/proc of this container" if found == "native" else "without namespaces") in told
-        assert "no namespaces here" in told
-
-
-class TestWarnings:
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            ({}, ""),
-            ({"memory": "1g"}, "warning: --memory: degraded on this host"),
-            ({"memory": "1g", "cpus": "1"}, "--memory and --cpus: degraded, missing on"),
-            ({"memory": "1g", "allow-degraded": ["memory_limit"]}, ""),
-            (
-                {"memory": "1g", "cpus": "1", "allow-degraded": ["memory_limit"]},
-                "warning: --cpus: missing",
-            ),
-            ({"memory": "1g", "allow-degraded": ["*"]}, ""),
-            ({"pids": "5"}, ""),
-        ],
-    )
-    def test_a_limit_that_was_asked_for_and_holds_less_is_named_unless_that_is_allowed(
-        self, given: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        from ringfence.model.capabilities import Protection
-
-        found = [
-            Protection("memory_limit", "degraded", "x"),
-            Protection("cpu_limit", "missing", "x"),
-            Protection("pids_limit", "enforced"),
-            Protection("disk_quota", "missing", "x"),
-        ]
-        sandbox: Any = SimpleNamespace(protections=lambda: found)
-        run._warn_of_weak_limits(given, sandbox)
-        told = capfd.readouterr().err
-        assert (said in told, bool(said)) == (True, bool(told))
-
-
-class TestRequests:
-    def test_what_is_asked_for_is_the_spec(self) -> None:
-        given: dict[str, Any] = {"user": "root", "memory": "64m", "pids": "7", "cpus": "0.5"}
-        given |= {"env": ["A=1", "B=x=y"], "deny": ["/srv"], "allow-degraded": ["io_limit"]}
-        spec = request.make_spec(given, ["true"])
-        assert ("root", {"A": "1", "B": "x=y"}, ("/srv",)) == (spec.user, dict(spec.env), spec.deny)
-        assert (64 << 20, 7, 0.5) == (
-            spec.limits.memory_bytes,
-            spec.limits.pids,
-            spec.limits.cpus,
-        )
-        assert ("io_limit",) == tuple(spec.allow_degraded)
-
-    @pytest.mark.parametrize(
-        ("given", "access"), [(True, READ_ONLY), ("ro", READ_ONLY), ("rw", READ_WRITE)]
-    )
-    def test_here_is_read_only_unless_it_says_otherwise(self, given: Any, access: str) -> None:
-        spec = request.make_spec({"here": given}, ["true"])
-        assert [(os.getcwd(), "/work", access)] == [
-            (e.source, e.target, e.access) for e in spec.mounts
-        ]
-        assert "/work" == spec.workdir
-        assert "/tmp" == request.make_spec({"here": given, "workdir": "/tmp"}, ["x"]).workdir
-
-    @pytest.mark.parametrize(
-        ("pairs", "why"), [(["A"], "is not K=V"), (["A=1", "A=2"], "given twice")]
-    )
-    def test_a_variable_has_one_value(self, pairs: list[str], why: str) -> None:
-        with pytest.raises(InvalidRequest, match=why):
-            request.environment(pairs)
-        assert {"A": "1"} == request.environment(["A=1", "A=1"])
-
-    @pytest.mark.parametrize("text", ["", "x", "1.5", "1_0", "٣", "--1", "9" * 21])
-    def test_what_is_no_number_is_refused(self, text: str) -> None:
-        with pytest.raises(InvalidRequest):
-            request.whole_number(text, "limits.pids")
-        assert 9 == request.whole_number(" +9 ", "limits.pids")
-
-    @pytest.mark.parametrize("text", ["", "x", "1_0"])
-    def test_what_is_no_decimal_is_refused(self, text: str) -> None:
-        with pytest.raises(InvalidRequest):
-            request._decimal(text, "limits.cpus")
-
-    @pytest.mark.parametrize("text", [":/work", "~/x:/work"])
-    def test_a_mount_that_a_shell_has_spoilt_is_refused(self, text: str) -> None:
-        with pytest.raises(InvalidRequest):
-            request._mount(text)
-
-    @pytest.mark.parametrize(
-        ("mounts", "protect", "unprotect", "field"),
-        [
-            ((Mount("/data", "/srv", "ro"),), (".git",), (), "protect"),
-            ((Mount("/data", "/srv", "rw"),), ("/other/x",), (), "protect"),
-            ((Mount("/data", "/srv", "rw"),), ("/data2/x",), (), "protect"),
-            ((), (), (".git",), "unprotect"),
-            ((Mount("/data", "/srv", "ro"),), (), (".git",), "unprotect"),
-        ],
-    )
-    def test_what_would_not_be_protected_is_refused(
-        self, mounts: Any, protect: Any, unprotect: Any, field: str
-    ) -> None:
-        spec = SandboxSpec(mounts=mounts, protect=protect, unprotect=unprotect)
-        with pytest.raises(InvalidRequest) as refused:
-            request.check_protected(spec)
-        assert field == refused.value.field
-        writable = (Mount("/data", "/srv", "rw"),)
-        request.check_protected(SandboxSpec(mounts=writable, protect=("/data/x", ".git")))
-
-    def test_there_must_be_a_command(self) -> None:
-        with pytest.raises(InvalidRequest, match="no command"):
-            request.make_request({}, [])
-        assert 90.0 == request.make_request({"timeout": "90s"}, ["x"]).timeout_s
-
-    def test_json_and_a_terminal_exclude_each_other(self) -> None:
-        with pytest.raises(InvalidRequest):
-            run.wants_terminal({"json": True, "tty": True})
-        assert (False, True) == (
-            run.wants_terminal({"json": True}),
-            run.wants_terminal({"tty": True}),
-        )
-        assert run._asks_for_json(["--json", "--", "x"])
-        assert not run._asks_for_json(["--", "x", "--json"])
-
-    def test_only_the_null_device_is_the_sandboxes_own(self, tmp_path: Path) -> None:
-        for path, is_null in (("/dev/null", True), ("/dev/zero", False), (str(tmp_path), False)):
-            fd = os.open(path, os.O_RDONLY)
-            assert is_null == run._is_null(fd)
-            os.close(fd)
-
-
-class TestTables:
-    def test_nothing_in_a_table_steers_a_terminal(self) -> None:
-        shown = tables.written(("A", "B"), [("x\x1b[31m\n", "y\x9b\u202e")])
-        assert "\x1b" not in shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
-        assert 2 == len(shown.splitlines())
-        assert "x?[31m?" in shown
-        assert "y??" in shown
-
-    def test_of_a_long_table_the_rest_is_counted(self) -> None:
-        rows = [(str(i),) for i in range(5)]
-        assert ["A", "0", "... and 4 more"] == tables.written(("A",), rows, 3).splitlines()
-        assert 6 == len(tables.written(("A",), rows, 6).splitlines())
-
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [
-            (None, ""),
-            (0, "0s"),
-            (59, "59s"),
-            (60, "1m"),
-            (3599, "60m"),
-            (3600, "1h"),
-            (86400, "1d"),
-        ],
-    )
-    def test_spans_are_in_their_largest_unit(self, seconds: float | None, text: str) -> None:
-        assert text == tables.span(seconds)
-
-
-def test_a_terminal_is_put_back_as_it_was_and_unread_keys_go() -> None:
-    import pty
-    import termios
-
-    master, slave = pty.openpty()
-    before = termios.tcgetattr(slave)
-    raw = tty.RawTerminal(slave)
-    raw.enter()
-    inside: list[Any] = termios.tcgetattr(slave)
-    assert not inside[3] & (termios.ECHO | termios.ICANON | termios.ISIG)
-    assert not inside[1] & termios.OPOST
-    os.write(master, b"planted\n")
-    os.set_blocking(slave, False)
-    assert readable([slave], PATIENCE_S)
-    raw.restore()
-    raw.restore()
-    assert before == termios.tcgetattr(slave)
-    with pytest.raises(BlockingIOError):
-        os.read(slave, 100)
-    os.close(slave)
-    os.close(master)
-    raw.restore()

@@ -143,6 +143,43 @@ class TestHarbor:
             policy = SimpleNamespace(network_mode=mode, allowed_hosts=("x",))
             assert expected == module._network(policy)
 
+    def test_a_trial_is_made_where_and_as_its_task_says(
+        self, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[Any] = []
+
+        async def exec_(_argv: Any, **how: Any) -> ExecResult:
+            done.append(how["env"])
+            return ExecResult(exit_code=0)
+
+        async def change(network: Any) -> None:
+            done.append(network)
+
+        async def make() -> Any:
+            return SimpleNamespace(exec=exec_, apply_network_policy=change)
+
+        def origin(arguments: Any, server: Any = None) -> Any:
+            done.append((arguments["user"], arguments["network"], server))
+            return SimpleNamespace(async_sandbox=make)
+
+        async def nothing(*_: Any) -> None:
+            pass
+
+        monkeypatch.setattr(module, "Origin", origin)
+        made = self.made(
+            module, tmp_path, _image="default", _options={"user": "7"}, _server="http://x",
+            network_policy=SimpleNamespace(network_mode="allow", allowed_hosts=["a.test"]),
+            _merge_env=lambda env: {"TASK": "1", **(env or {})}, ensure_dirs=nothing,
+            _mount_targets=lambda writable_only: [], _upload_environment_dir_after_start=nothing,
+        )  # fmt: skip
+        asyncio.run(made.start(False))
+        assert [("7", ["a.test"], "http://x")] == done, "an option wins over the usual user"
+        asyncio.run(made.exec("x"))
+        assert {"TASK": "1"} == done[-1]
+        policy = SimpleNamespace(network_mode="public", allowed_hosts=[])
+        asyncio.run(made._apply_network_policy(policy))
+        assert "public" == done[-1]
+
     def test_commands_and_files_go_to_the_sandbox_until_it_has_ended(
         self, module: Any, tmp_path: Path
     ) -> None:
