@@ -47,10 +47,16 @@ def narrow() -> tuple[int, int]:
 class TestFlows:
     def copy(self, source: int, target: Any) -> Flow:
         ended = threading.Event()
-        flow = Flow(source, target, lambda _flow: ended.set())
+        was_done: list[bool] = []
+
+        def end(flow: Flow) -> None:
+            was_done.append(flow.done)
+            ended.set()
+
+        flow = Flow(source, target, end)
         flow.start()
         assert ended.wait(PATIENCE_S)
-        assert flow.done
+        assert [True] == was_done, "whoever is woken looks"
         return flow
 
     @pytest.mark.parametrize("kind", ["pipe", "socket", "file", "appended", "function"])
@@ -361,7 +367,13 @@ class TestSupervisor:
         run.close()
 
     @pytest.mark.parametrize(
-        ("error", "code"), [(errno.EPIPE, READER_GONE), (errno.ENOSPC, OWN_FAILURE)]
+        ("error", "code"),
+        [
+            (errno.EPIPE, READER_GONE),
+            (errno.ECONNRESET, READER_GONE),
+            (errno.EIO, READER_GONE),
+            (errno.ENOSPC, OWN_FAILURE),
+        ],
     )
     def test_output_that_cannot_be_written_is_its_end(
         self, bell: Bell, error: int, code: int, capfd: pytest.CaptureFixture[str]

@@ -234,8 +234,9 @@ class TestAdk:
         assert "print()" == second[2]
         assert (["python3", second[1]], 300) == (ran[1], ran[2]["timeout_s"])
         assert {} == made[0].outputs
+        executor.timeout_seconds = 7
         executor.execute_code(None, Kept(input_files=[], code=""))
-        assert 1 == len(made)
+        assert (1, 7) == (len(made), made[0].asked[-1][2]["timeout_s"])
         made[0].state = "terminated"
         executor.execute_code(None, Kept(input_files=[], code=""))
         assert 2 == len(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -404,6 +405,87 @@ class TestDeepagents:
         assert [{"path": "/tmp/x"}] == matched.matches
         assert not made.enable_capture_offload
 
+    @pytest.mark.parametrize("is_awaited", [False, True])
+    def test_every_tool_gets_places_and_gives_names(
+        self, module: Any, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+    ) -> None:
+        made = module.RingfenceBackend.__new__(module.RingfenceBackend)
+        made._places = [("/tmp", "/real/tmp")]
+        base = module.RingfenceBackend.__mro__[2]
+        asked: list[Any] = []
+
+        def note(name: str) -> Any:
+            def tool(_self: Any, *given: Any) -> Any:
+                asked.append((name, *given))
+                return Kept(path="/real/tmp/found")
+
+            async def atool(_self: Any, *given: Any) -> Any:
+                return tool(_self, *given)
+
+            return atool if is_awaited else tool
+
+        prefix = "a" if is_awaited else ""
+        for name, given, taken in (
+            ("ls", ("/tmp/d",), ("/real/tmp/d",)),
+            ("read", ("/tmp/f", 3, 4), ("/real/tmp/f", 3, 4)),
+            ("write", ("/tmp/f", "text"), ("/real/tmp/f", "text")),
+            ("edit", ("/tmp/f", "/tmp/old", "new", True), ("/real/tmp/f", "/tmp/old", "new", True)),
+            ("grep", ("/tmp/x", "/tmp/d", "*.py"), ("/tmp/x", "/real/tmp/d", "*.py")),
+            ("grep", ("x", None, None), ("x", None, None)),
+            ("glob", ("/tmp/*", "/tmp/d"), ("/real/tmp/*", "/real/tmp/d")),
+            ("glob", ("*", None), ("*", None)),
+        ):
+            monkeypatch.setattr(base, prefix + name, note(name), raising=False)
+            found = getattr(made, prefix + name)(*given)
+            found = asyncio.run(found) if is_awaited else found
+            assert ((name, *taken), "/tmp/found") == (asked[-1], found.path)
+
+    def test_files_are_named_by_absolute_paths_and_each_has_its_answer(self, module: Any) -> None:
+        written: list[Any] = []
+        files = SimpleNamespace(
+            write=lambda *given, **how: written.append((*given, how)), read=lambda path: b"content"
+        )
+        made = module.RingfenceBackend.__new__(module.RingfenceBackend)
+        made.sandbox = SimpleNamespace(files=files)
+        sent = made.upload_files([("relative", b"x"), ("/w/deep", b"y")])
+        assert ["invalid_path", None] == [each.error for each in sent]
+        assert [("/w/deep", b"y", {"parents": True})] == written
+        got = made.download_files(["relative", "/w/deep"])
+        assert [("invalid_path", None), (None, b"content")] == [
+            (each.error, each.content) for each in got
+        ]
+
+    def test_a_server_is_asked_again_with_the_key_of_the_sandbox(
+        self, module: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        class Client:
+            def __init__(self, *given: Any, **how: Any) -> None:
+                asked.append((given, how))
+
+            async def __aenter__(self) -> Any:
+                return self
+
+            async def __aexit__(self, *_exc: object) -> None:
+                asked.append("closed")
+
+            async def get(self, name: str) -> Any:
+                async def run(**how: Any) -> ExecResult:
+                    asked.append((name, how["timeout_s"]))
+                    return ExecResult(exit_code=0, stdout=b"out")
+
+                return SimpleNamespace(exec=run)
+
+        monkeypatch.setattr("ringfence.client.AsyncClient", Client)
+        made = module.RingfenceBackend.__new__(module.RingfenceBackend)
+        made._timeout_s = 7.0
+        transport = SimpleNamespace(arguments=("http://x", "rf_key", 5.0, 2))
+        made.sandbox = SimpleNamespace(id="sbx", _transport=transport)
+        assert "out" == asyncio.run(made.aexecute("x")).output
+        how = {"key": "rf_key", "timeout_s": 5.0, "retries": 2}
+        assert [(("http://x",), how), ("sbx", 7.0), "closed"] == asked
+
     def test_a_command_has_its_own_timeout_or_the_backends(self, module: Any) -> None:
         made = module.RingfenceBackend.__new__(module.RingfenceBackend)
         made._timeout_s = 7.0
@@ -419,6 +501,41 @@ class TestDeepagents:
             with made:
                 pass
             assert count == len(ended), "another's is not ours to end"
+
+
+class TestDeepagentsCode:
+    def test_a_sandbox_is_made_found_and_ended_where_it_is_asked_for(
+        self, deepagents: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code = importlib.import_module("ringfence.integrations.deepagents_code")
+        done: list[Any] = []
+
+        class Origin:
+            def __init__(self, options: Any = None, server: Any = None) -> None:
+                self.how = (options or {}, server)
+
+            def lasting(self) -> Any:
+                return SimpleNamespace(id="new", how=self.how)
+
+            def find(self, name: str) -> Any:
+                ended = lambda: done.append((name, self.how))  # noqa: E731
+                return SimpleNamespace(id=name, how=self.how, terminate=ended)
+
+        monkeypatch.setattr(code, "Origin", Origin)
+        monkeypatch.setattr(code, "RingfenceBackend", lambda made, server: (made, server))
+        provider = code.RingfenceProvider()
+        given: dict[str, Any] = {"server": "http://x", "tier": "light"}
+        for is_awaited in (False, True):
+            for name, expected in ((None, "new"), ("old", "old")):
+                call = provider.aget_or_create if is_awaited else provider.get_or_create
+                found: Any = call(sandbox_id=name, **given)
+                made, server = asyncio.run(found) if is_awaited else found
+                assert (expected, ({"tier": "light"}, "http://x"), "http://x") == (
+                    made.id, made.how, server,
+                )  # fmt: skip
+        provider.delete(sandbox_id="old", **given)
+        asyncio.run(provider.adelete(sandbox_id="older", server="http://y"))
+        assert [("old", ({}, "http://x")), ("older", ({}, "http://y"))] == done
 
 
 @pytest.fixture(scope="module")
