@@ -405,6 +405,29 @@ class TestDeepagents:
         assert [{"path": "/tmp/x"}] == matched.matches
         assert not made.enable_capture_offload
 
+    def test_places_are_those_that_the_sandbox_tells_of_its_own_and_of_mounts(
+        self, module: Any
+    ) -> None:
+        asked: list[Any] = []
+
+        def run(argv: Any) -> Any:
+            asked.append(argv)
+            places = {"/tmp": "/real/tmp", "/mnt/mine": "/srv/mine"}
+            told = [places.get(name, name) for name in argv[2:]]
+            return SimpleNamespace(text="\n".join(told) + "\n")
+
+        made = module.RingfenceBackend.__new__(module.RingfenceBackend)
+        mounts = (Mount("/mnt/mine", "/srv"), Mount("/large_tool_results", "/srv/large"))
+        made.sandbox = SimpleNamespace(spec=SandboxSpec(mounts=mounts), exec=run)
+        assert [("/tmp", "/real/tmp"), ("/mnt/mine", "/srv/mine")] == made._places
+        assert made._places is made._places, "asked once"
+        [argv] = asked
+        assert len(argv) == len({*argv}), "each name once"
+        plain = module.RingfenceBackend.__new__(module.RingfenceBackend)
+        same = lambda argv: SimpleNamespace(text="\n".join(argv[2:]))  # noqa: E731
+        plain.sandbox = SimpleNamespace(spec=SandboxSpec(), exec=same)
+        assert plain.enable_capture_offload
+
     @pytest.mark.parametrize("is_awaited", [False, True])
     def test_every_tool_gets_places_and_gives_names(
         self, module: Any, monkeypatch: pytest.MonkeyPatch, is_awaited: bool
