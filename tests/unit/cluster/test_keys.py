@@ -59,3 +59,11 @@ def test_tokens_that_have_expired_are_forgotten_and_keys_are_not(ring: KeyRing) 
     ring.note_keys({}, NOW)
 
     assert ["key-1", "key-2", "key-3", "key-4", "key-6"] == [each.id for each in ring.every_key()]
+
+
+def test_keys_are_told_oldest_first(ring: KeyRing) -> None:
+    ring.add_key(replace(KEY, id="key-0", created_at=4.0))
+    ring.add_key(replace(KEY, id="key-9", created_at=1.0))
+
+    order = ["key-1", "key-9", "key-2", "key-3", "key-0"]
+    assert order == [each.id for each in ring.every_key()]

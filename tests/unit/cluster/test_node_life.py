@@ -309,6 +309,9 @@ async def test_homes_and_records_are_forgotten_once_they_are_old() -> None:
         moved = Moved(**facts, at=at, node=node)
         store.put(f"{MOVED}{name}", moved.written())
     store.put(f"bind/{id_name('bound')}", Binding("0000000f", old, "bound").written())
+    # Its binding is forgotten just now, and so the record may go.
+    store.put(f"{MOVED}unbound", Moved(**facts, at=old, node=A).written())
+    store.put(f"bind/{id_name('unbound')}", Binding(B, old, "unbound").written())
 
     await prune(cast("Directory", store), nodes, cast("Any", _Silent()), now)
 
