@@ -47,7 +47,8 @@ class Server:
         if "POST" == method:
             return {"id": "snap-1"}
         if path.endswith("/execs"):
-            return {"items": [{"state": "running"}] * self.runs}
+            ended = [{"state": "ended"}, {"state": "lost"}]
+            return {"items": [*ended, *[{"state": "running"}] * self.runs]}
         if path.endswith("/stats"):
             return {"pids": 0}
         if path.endswith("/sbx-1"):
