@@ -234,6 +234,32 @@ class TestInside:
             caller = entry.caller(A)
             assert ("ann", TOKEN, id_at(A)) == (caller.client, caller.scope, caller.sandbox)
 
+    async def test_a_socket_goes_to_the_node_of_its_sandbox(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        passed: list[tuple[str, str]] = []
+
+        async def pass_socket(address: str, inbound: Any) -> None:
+            passed.append((address, inbound.caller.sandbox))
+
+        async with entry_of(tmp_path, **{A: self.granting(), B: self.granting()}) as entry:
+            monkeypatch.setattr(entry.scene.proxy, "pass_socket", pass_socket)
+            fields = {"host": "localhost", "e2b-sandbox-port": "8080", "e2b-sandbox-id": id_at(A)}
+            scope: dict[str, Any] = {"type": "websocket", "path": "/ws", "raw_path": b"/ws"}
+            scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "scheme": "wss"}
+            scope["headers"] = [(k.encode(), v.encode()) for k, v in fields.items()]
+
+            async def receive() -> Any:
+                return {"type": "websocket.connect"}
+
+            async def send(message: Any) -> None:
+                raise AssertionError(message)
+
+            monkeypatch.setattr(entry.behind.nodes, "any", lambda: entry.behind.nodes.find(B))
+            await entry.front(scope, receive, send)
+            assert [(f"unix:{tmp_path / A}", id_at(A))] == passed
+            assert ([f"GET {GRANT}"], []) == (entry.asked(A), entry.asked(B))
+
     async def test_one_that_is_resumed_is_asked_for_its_grant_again(self, tmp_path: Path) -> None:
         async with entry_of(tmp_path, **{A: self.granting()}) as entry:
             for path in ("connect", "resume"):
@@ -449,6 +475,18 @@ class TestSnapshots:
             first, second = (A, B) if order[0] == f"POST {A}" else (B, A)
             expected = [f"POST {first}", f"DELETE {second}", f"POST {second}", f"DELETE {first}"]
             assert expected == order
+
+    async def test_nobody_waits_for_the_name_of_another_client(self, tmp_path: Path) -> None:
+        async with entry_of(tmp_path, **{A: lambda _: None}) as entry:
+            _, bobs = entry.service.authenticator.make(owner="bob", scope=USER, expires_at=None)
+            path, node = f"/sandboxes/{id_at(A)}/snapshots", entry.scene.there[A]
+            slow = asyncio.ensure_future(entry.call("POST", path, {"name": "x"}, key=bobs))
+            await asyncio.wait_for(node.is_asked.wait(), PATIENCE_S)
+            node.answer = having()
+            assert 201 == (await entry.call("POST", path, {"name": "x"}))[0]
+            assert not slow.done()
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
 
 
 class TestTemplates:

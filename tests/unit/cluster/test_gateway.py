@@ -21,7 +21,7 @@ from ringfence.cluster.bindings import Binding, id_name
 from ringfence.cluster.directory import Directory
 from ringfence.cluster.gateway import Behind, Gateway, GatewayService, need_of
 from ringfence.cluster.moved import MOVED, Moved
-from ringfence.cluster.nodes import STALE_S
+from ringfence.cluster.nodes import KEYS_S, STALE_S
 from ringfence.cluster.placing import key_name
 from ringfence.errors import (
     InvalidRequest,
@@ -45,6 +45,18 @@ def made(asked: Asked) -> Reply:
     if asked.method == "GET" and asked.target.startswith("/v1/templates"):
         return 404, {}, {"code": "not_found", "message": "none"}
     return 201, {gateways.MADE: "native-1"}, {"id": "native-1"}
+
+
+def having_template(tag: str) -> Callable[[Asked], Reply]:
+    """Answer as a node that has the template `tools`."""
+    form = {"id": id_at(tag, "tpl"), "name": "tools", "build_id": "", "tags": {}, "owner": "ann"}
+
+    def answer(asked: Asked) -> Reply:
+        if asked.method == "GET" and asked.target == "/v1/templates/tools":
+            return 200, {}, {**form, "is_ready": True, "updated_at": 1}
+        return made(asked)
+
+    return answer
 
 
 class Front:
@@ -211,6 +223,26 @@ class TestRoutes:
         assert 2 == len(sent)
         assert ([0.25] if is_late else []) == waits
 
+    async def test_only_what_changes_keys_is_told_late(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late: list[float] = []
+
+        def after(seconds: float, send: Any) -> Any:
+            late.append(seconds)
+            return send
+
+        monkeypatch.setattr(module, "_after", after)
+        async with scene_of(tmp_path, **{A: made}) as scene:
+            front = Front(scene)
+            root = Caller("root", ADMIN)
+            await front.call("GET", "/v1/keys", caller=root)
+            await front.call("GET", f"/v1/sandboxes/{id_at(A)}", caller=root)
+            assert [] == late
+            await front.call("POST", "/v1/keys", {}, caller=root)
+            await front.call("DELETE", "/v1/keys/key-1", caller=root)
+            assert [KEYS_S * 2] * 2 == late
+
     async def test_uploads_go_to_the_home_of_their_client(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made, B: made}) as scene:
             front = Front(scene)
@@ -231,6 +263,14 @@ class TestRoutes:
             front = Front(scene)
             await front.call("DELETE", "/v1/templates/web")
             assert [["DELETE /v1/templates/web"]] * 2 == [front.asked(A), front.asked(B)]
+
+            def gone(asked: Asked) -> Reply:
+                missing = {"code": "not_found", "message": "it was removed there meanwhile"}
+                return (404, {}, missing) if asked.method == "DELETE" else having(B)(asked)
+
+            scene.there[B].answer = gone
+            assert 200 == await front.call("DELETE", "/v1/templates/web")
+            assert [2, 2] == [len(front.asked(A)), len(front.asked(B))]
             await front.call("GET", f"/v1/templates/{id_at(B, 'tpl')}")
 
 
@@ -284,6 +324,18 @@ class TestCreates:
             await front.call("POST", "/v1/sandboxes", {**form, "snapshot_id": id_at(B, "snap")})
             assert ([], 4) == (front.asked(A), len(front.asked(B)))
 
+    async def test_an_id_that_names_another_node_than_its_template_is_refused(
+        self, tmp_path: Path
+    ) -> None:
+        async with scene_of(tmp_path, **{A: made, B: having_template(B)}) as scene:
+            front = Front(scene)
+            form = {"id": id_at(A, "mine"), "template": "tools"}
+            with pytest.raises(InvalidRequest, match="names another node"):
+                await front.call("POST", "/v1/sandboxes", form)
+            assert ([], []) == (front.asked(A), front.asked(B))
+            await front.call("POST", "/v1/sandboxes", {**form, "id": id_at(B, "mine")})
+            assert ([], 1) == (front.asked(A), len(front.asked(B)))
+
     async def test_a_session_of_a_key_or_a_preferred_id_is_bound(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made}) as scene:
             front = Front(scene)
@@ -291,6 +343,17 @@ class TestCreates:
             await front.call("POST", "/v1/sessions", form, caller=Caller("root", ADMIN))
             names = [key_name("bob", "session", "k"), id_name("mine")]
             assert sorted(f"bind/{each}" for each in names) == scene.store.list("bind/")
+
+    async def test_a_preferred_id_that_names_a_node_is_of_that_node(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: made, B: made}) as scene:
+            front = Front(scene)
+            options = {"preferred_id": id_at(A, "mine"), "snapshot_id": id_at(B, "snap")}
+            with pytest.raises(InvalidRequest, match="names another node"):
+                await front.call("POST", "/v1/sessions", {"options": options})
+            assert ([], []) == (front.asked(A), front.asked(B))
+            options["preferred_id"] = id_at(B, "mine")
+            await front.call("POST", "/v1/sessions", {"options": options})
+            assert ([], 1) == (front.asked(A), len(front.asked(B)))
 
     async def test_an_evicted_one_is_its_owners_to_acquire_and_attach(self, tmp_path: Path) -> None:
         """Such a request goes to the node that has it now; a create with a snapshot makes another one."""
@@ -341,11 +404,17 @@ class TestCreates:
         async with scene_of(tmp_path, **{A: made, B: made}) as scene:
             front = Front(scene)
             facts = {"id": "mine", "session_id": "s", "owner": "ann", "name": "", "state": "ready"}
+            facts |= {"timeouts": {}, "metadata": {}}  # type: ignore[dict-item]
+            scene.store.put(f"bind/{id_name('mine')}", Binding(B, 1.0, "mine").written())
             scene.lose(B, {**facts, "created_at": 1.0, "is_whole": True, "snapshot": "snap-1"})
-            form = {"sandbox_id": "mine", "create_if_missing": False}
+            path, form = "/v1/sessions/attach", {"sandbox_id": "mine", "create_if_missing": False}
             with pytest.raises(InvalidRequest, match="already used"):
-                await front.call("POST", "/v1/sessions/attach", form, caller=Caller("bob", USER))
+                await front.call("POST", path, form, caller=Caller("bob", USER))
             assert [] == front.asked(A)
+            await front.call("POST", path, {**form, "create_if_missing": True})
+            made_again, attached = scene.there[A].asked
+            assert ("/v1/sandboxes", path) == (made_again.target, attached.target)
+            assert "snap-1" == json.loads(made_again.body)["snapshot_id"], "it is no empty new one"
 
     async def test_an_execution_needs_what_it_asks_for(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made, B: made}) as scene:

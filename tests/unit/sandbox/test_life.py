@@ -27,7 +27,7 @@ from ringfence.errors import (
     Unsupported,
 )
 from ringfence.model.net.network import NetworkPolicy
-from ringfence.model.spec import SandboxSpec
+from ringfence.model.spec import LINEAGE, SandboxSpec
 from ringfence.sandbox import looking, marks, remote
 from ringfence.sandbox.looking import Watch, ask
 
@@ -135,6 +135,19 @@ def test_a_time_to_live_ends_it_and_leaving_it_does() -> None:
         assert ["terminate"] == other.asked
 
 
+def test_one_whose_time_nobody_could_count_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    inner, timeless = Inner(), Inner()
+    with pytest.raises(RuntimeError, match="thread"):
+        Sandbox(inner, SandboxSpec(ttl_s=600.0))  # type: ignore[arg-type]
+    assert "terminated" == inner.state
+    with Sandbox(timeless, SandboxSpec()):  # type: ignore[arg-type]
+        assert "running" == timeless.state
+
+
 def test_a_copy_in_another_process_ends_nothing() -> None:
     inner = Inner()
     sandbox = sandbox_of(inner)
@@ -204,10 +217,11 @@ def test_a_fork_has_the_network_that_holds_now_unless_another_is_asked_for(
     asked: str | None, hosts: tuple[str, ...]
 ) -> None:
     home, inner = Home(), Inner()
-    sandbox = sandbox_of(inner, home)
+    sandbox = sandbox_of(inner, home, secrets={"s": "secret"})
     inner.spec = inner.spec.altered(network=NetworkPolicy(allowed_hosts=("now.example",)))
     (fork,) = sandbox.fork(processes="none", network=asked)
     assert hosts == fork.spec.network.allowed_hosts == home.made[0].spec.network.allowed_hosts
+    assert {"s": "secret"} == fork.spec.secrets == home.made[0].spec.secrets
     for each in (sandbox, fork):
         each.terminate()
 
@@ -266,6 +280,7 @@ def test_going_back_is_to_the_same_object_with_all_that_leads_to_it() -> None:
                 made.spec.secrets["s"],
                 made.spec.labels["k"],
             )
+            assert "" == made.spec.labels[LINEAGE], "what is restored in its place is no fork"
             assert sandbox.files._inner is made.files
             assert ("sbx-1",) == tuple(sandbox.files._mounts())  # type: ignore[comparison-overlap]
             assert exposure._sandbox is made
