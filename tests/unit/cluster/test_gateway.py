@@ -389,6 +389,11 @@ class TestCreates:
             for tag in (A, B, B):
                 await front.call("POST", path, {"command": "true", "id": id_at(tag, "exec")})
             assert (1, 2) == (len(front.asked(A)), len(front.asked(B)))
+            for tag in (A, B):
+                scene.there[tag].asked.clear()
+                await front.call("GET", f"/api/v1/sandbox/status/{id_at(tag, 'exec')}")
+                await front.call("POST", f"/api/v1/sandbox/kill/{id_at(tag, 'exec')}", {})
+                assert 2 == len(front.asked(tag))
 
     async def test_attaching_makes_nothing_unless_it_may(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made}) as scene:

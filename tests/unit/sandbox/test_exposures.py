@@ -53,6 +53,25 @@ def test_each_connection_leads_to_the_port_of_the_sandbox() -> None:
     exposure.close()
 
 
+def test_a_client_that_left_before_it_was_accepted_ends_nothing() -> None:
+    class Listener(socket.socket):
+        left = 2
+
+        def accept(self) -> Any:
+            if self.left:
+                self.left -= 1
+                raise ConnectionAbortedError
+            return super().accept()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listener = Listener(fileno=os.dup(free.fileno()))
+        listener.listen()
+        with Exposure(sandbox_of(saying(b"one")), 80, listener) as exposure:
+            assert b"one 80" == connect(exposure)
+    assert 0 == listener.left
+
+
 def test_a_path_is_for_its_user_alone_and_removed_by_closing(tmp_path: Path) -> None:
     path = tmp_path / "s"
     before = os.umask(0)

@@ -205,6 +205,9 @@ class Template:
     def release(self) -> None:
         self.done.append("release")
 
+    def load(self) -> None:
+        self.done.append("load")
+
     def close(self) -> None:
         self.done.append("close")
 
@@ -390,6 +393,25 @@ class TestLiveForks:
             with pytest.raises(Unsupported, match=outcome):
                 live.stop("required", spec)
             assert inner.held is None
+
+    def test_one_that_is_saved_as_a_whole_goes_on_in_its_own_place(self, home: Home) -> None:
+        """Its snapshot ends it: what was restored is what its object has, and the old one is told."""
+        inner, moved = Whole({"one": "sleep"}), list[tuple[list[Any], Any]]()
+        sandbox = self.sandbox(inner, _started={"one": self.started("one")})
+        inner.snapshot = home.snapshot  # type: ignore[attr-defined]
+        inner.move = lambda templates, there: moved.append(  # type: ignore[attr-defined]
+            (templates, there)
+        )
+        sandbox._as_it_is = lambda: PLAIN
+        sandbox._take_place = lambda there: vars(sandbox).update(_inner=there)
+        given: Any = home
+        mark = Mark(sandbox, given, "required")
+        [restored] = home.made
+        assert restored is sandbox._inner
+        assert [(inner.held, restored)] == moved
+        mark._live._held.clear()
+        mark.close()
+        assert {} == home.kept
 
     @pytest.mark.parametrize("is_required", [True, False])
     def test_background_processes_stay_behind_or_are_refused(self, is_required: bool) -> None:

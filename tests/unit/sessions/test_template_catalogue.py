@@ -404,6 +404,9 @@ def test_the_end_of_a_server_leaves_builds_for_the_next_one(tmp_path: Path) -> N
         states = {each.name: each.status for each in first.templates.list("ann")}
         assert (BUILDING, WAITING) == (states["one"], states["two"])
         assert "three" not in states
+    with machine(place, builds=0) as busy:
+        states = {each.name: each.status for each in busy.templates.list("ann")}
+        assert [WAITING] * 3 == [states[each] for each in ("one", "two", "again")]
     (tmp_path / "go").touch()
     with machine(place) as second:
         for view in second.templates.list("ann"):
