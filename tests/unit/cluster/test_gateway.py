@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,31 @@ class TestRoutes:
             hidden.rename(node.path)
             await asking
             assert 1 == len(front.asked(A))
+
+    async def test_a_node_that_stays_away_is_not_waited_for_without_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "WAIT_S", 0.0)
+        async with scene_of(tmp_path, **{A: made}) as scene:
+            front, path = Front(scene), f"/v1/sandboxes/{id_at(A)}"
+            os.rename(tmp_path / A, tmp_path / "away")
+            with pytest.raises(ServerUnreachable):
+                await front.call("GET", path)
+            assert {A} == scene.nodes.unreached()
+            os.rename(tmp_path / "away", tmp_path / A)
+            assert 201 == await front.call("GET", path)
+
+    @pytest.mark.parametrize("method", ["GET", "HEAD"])
+    async def test_a_list_is_of_all_nodes_also_where_only_its_head_is_asked_for(
+        self, method: str, tmp_path: Path
+    ) -> None:
+        def page(_asked: Asked) -> Reply:
+            return 200, {}, {"items": [], "next_cursor": None}
+
+        async with scene_of(tmp_path, **{A: page, B: page}) as scene:
+            front = Front(scene)
+            assert 200 == await front.call(method, "/v1/sandboxes")
+            assert [["GET /v1/sandboxes"]] * 2 == [front.asked(A), front.asked(B)]
 
     async def test_keys_and_unknown_paths_are_the_gateways_own(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: made}) as scene:
