@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from ringfence.model.spec import SandboxSpec
 from ringfence.sandbox import aio, remote, sync
 from ringfence.sandbox.aio import AsyncSandbox
+from ringfence.sandbox.aio_process import AsyncProcess
+from ringfence.sandbox.process import Process
 from ringfence.sandbox.sync import Sandbox
 
 pytestmark = pytest.mark.anyone
@@ -185,3 +188,37 @@ async def test_leaving_a_sandbox_ends_it_in_the_process_that_made_it_alone() -> 
         pass
     assert ["terminate"] == [name for name, _ in asked]
     vars(sandbox)["_maker"] = 0
+
+
+async def test_signals_and_sizes_are_for_a_process_that_runs() -> None:
+    asked: list[Any] = []
+
+    def signal(number: int, group: bool = False) -> None:
+        asked.append((number, group))
+
+    run = SimpleNamespace(signal=signal, kill=lambda: asked.append("kill"))
+    process: Process = object.__new__(Process)
+    pump = SimpleNamespace(run=run, resize=lambda *size: asked.append(size))
+    future: Future[Any] = Future()
+    streams = {"stdin": None, "stdout": None, "stderr": None}
+    vars(process).update(_pump=pump, future=future, id="exec-1", **streams)
+    both = AsyncProcess(process)
+
+    async def ask_all() -> list[Any]:
+        asked.clear()
+        process.send_signal(10)
+        process.signal_group(12)
+        process.terminate()
+        process.resize(24, 80)
+        await both.send_signal(10)
+        await both.signal_group(12)
+        await both.terminate()
+        await both.resize(24, 80)
+        return asked
+
+    assert [(10, False), (12, True), (15, False), (24, 80)] * 2 == await ask_all()
+    future.set_result(None)
+    assert [] == await ask_all()
+    process.kill()
+    await both.kill()
+    assert ["kill"] * 2 == asked, "what it left in the background may still run"

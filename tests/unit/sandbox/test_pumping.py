@@ -303,6 +303,14 @@ class TestReactor:
         assert run.is_closed
         assert ({}, {}, {}) == (reactor._pumps, reactor._events, reactor._futures)
 
+    def test_one_that_ends_while_it_rests_is_forgotten(self, reactor: Reactor, run: Run) -> None:
+        pump = pump_of(run)
+        future = reactor.drive(pump)
+        reactor._resting.add(pump)
+        run.end()
+        assert 3 == future.result(PATIENCE_S).exit_code
+        assert set() == reactor._resting
+
     def test_an_error_of_one_kills_it_and_no_other(self, reactor: Reactor, run: Run) -> None:
         other = Run()
 

@@ -118,6 +118,10 @@ def test_what_is_made_for_a_caller_who_is_gone_is_ended_once(run: Run) -> None:
         with pytest.raises(KeyError):
             await waiting.owned(failing.make, failing.end)
         assert [] == failing.was_ended
+        gone: Future[str] = Future()
+        gone.set_exception(KeyError("x"))
+        waiting._end_made(failing.end, gone)
+        assert [] == failing.was_ended, "nothing was made"
 
     run(main)
 
