@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from tests.native.outside import same_descriptors
 
 from ringfence.backends.local import sandbox as local
 from ringfence.backends.local.agents.guest import GuestSandbox
+from ringfence.backends.local.answers import SEND_S
 from ringfence.backends.local.sandbox import InCgroup
 from ringfence.errors import (
     ConnectError,
     ExecError,
     InvalidRequest,
     IoError,
+    IsolationError,
     LifecycleError,
     NetworkPolicyError,
     ResourceExhausted,
@@ -268,6 +271,26 @@ class TestExecs:
         monkeypatch.setattr(wire, "send", full)
         with same_descriptors(), pytest.raises(ResourceExhausted, match="in flight"):
             one.ask("ping")
+
+    def test_an_agent_that_does_not_read_is_waited_for_no_longer_than_its_time(
+        self, one: Any
+    ) -> None:
+        limit = one.control.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
+        assert (int(SEND_S), 0) == struct.unpack("=qq", limit)
+        goes_on = threading.Event()
+        one.agent.handlers["wait"] = lambda *_: b"O" if goes_on.wait(30) else None
+        waiting = one.request("wait", ())
+        one.control.setblocking(False)
+
+        def ask_on() -> None:
+            while True:
+                one.request("ping", ()).close()
+
+        with pytest.raises(IsolationError, match="took no request"):
+            ask_on()
+        goes_on.set()
+        assert b"O" == waiting.recv(10)
+        waiting.close()
 
     def test_a_directory_that_is_not_there_may_be_hidden_by_a_mount(self, make: Any) -> None:
         one = make(
