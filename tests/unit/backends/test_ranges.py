@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from ringfence.backends.local.host import identity, ranges
 from ringfence.errors import ResourceExhausted
 from ringfence.launcher import ranges as launcher
 from ringfence.launcher.plan import Shape
+from ringfence.linux import privileges
 from ringfence.linux.namespaces import parse_id_map
 
 pytestmark = pytest.mark.anyone
@@ -144,3 +147,80 @@ def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert errno.ETIMEDOUT == caught.value.errno
     (pid,) = spawned
     assert signal.SIGKILL == os.waitpid(pid, 0)[1]  # the zygote reaps it with its other children
+
+
+class TestFinding:
+    """An account's ranges are those of both files that are nobody else's."""
+
+    @pytest.fixture
+    def texts(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+        both = f"me:{USUAL[0]}:{4 * EACH}\n"
+        found = {"/etc/subuid": both, "/etc/subgid": both, "/etc/passwd": "", "/etc/group": ""}
+        monkeypatch.setattr(ranges, "_text", found.__getitem__)
+        monkeypatch.setattr(ranges, "_helper", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(privileges, "prctl", lambda *_: 0)
+        monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+        return found
+
+    def test_slots_and_helpers(self, texts: dict[str, str]) -> None:
+        found = ranges.find()
+        assert [USUAL[0] + n * EACH for n in range(4)] == found.slots
+        assert ["/usr/bin/newuidmap", "/usr/bin/newgidmap"] == found.helpers
+
+    @pytest.mark.parametrize(
+        ("file", "line", "left"),
+        [
+            ("/etc/passwd", f"other:x:{USUAL[0]}:1::/:/bin/sh\n", [1, 2, 3]),
+            ("/etc/group", f"other:x:{USUAL[0] + EACH}:\n", [0, 2, 3]),
+            ("/etc/subuid", f"other:{USUAL[0] + 2 * EACH}:1\n", [0, 1, 3]),
+            ("/etc/subgid", f"other:{USUAL[0] + 3 * EACH}:1\n", [0, 1, 2]),
+        ],
+    )
+    def test_what_is_anothers_in_any_file_is_left_out(
+        self, texts: dict[str, str], file: str, line: str, left: list[int]
+    ) -> None:
+        texts[file] += line
+        assert [USUAL[0] + n * EACH for n in left] == ranges.find().slots
+
+    def test_none_to_use_says_why_and_what_to_do(
+        self, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        texts["/etc/subgid"] = f"other:{USUAL[0]}:{4 * EACH}\n"
+        with pytest.raises(ranges.NoRangeError, match="have no id range for me") as refused:
+            ranges.find()
+        assert "usermod --add-subuids" in refused.value.fix
+        texts["/etc/subgid"] = f"me:{USUAL[0]}:{EACH - 1}\n"
+        with pytest.raises(ranges.NoRangeError, match=f"no {EACH} ids together"):
+            ranges.find()
+        monkeypatch.setattr(privileges, "prctl", lambda *_: 1)
+        with pytest.raises(ranges.NoRangeError, match="no_new_privs"):
+            ranges.find()
+
+
+def test_a_slot_comes_back_last_and_ids_in_use_are_left_out(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    shared: list[int] = []
+    slots = [USUAL[0], USUAL[0] + EACH, USUAL[0] + 2 * EACH]
+    ids = identity.HostIds(f"{tmp_path}/a/ids", shared.append)
+    first, second = ids.take(), ids.take()
+    assert EACH == second - first
+    assert shared == ids.locks()
+    ids.give_back(first)
+    assert first not in (ids.take(), ids.take()), "as long as there are others"
+    [path] = Path(f"{tmp_path}/a/ids").iterdir()
+    lock = os.dup(ids.locks()[0])
+    ids.leave()
+    ids.leave()
+    assert [] == ids.locks()
+    assert path.exists(), "another goes on with it"
+    following = identity.HostIds(f"{tmp_path}/a/ids", shared.append)
+    following.go_on_with(str(path), lock, {first, second})
+    assert second + EACH == following.take()
+    following.close()
+    assert [] == os.listdir(tmp_path), "with its directories"
+    own = identity.HostIds(f"{tmp_path}/b/ids", lambda _: None, slots)
+    assert {*slots} == {own.take() for _ in slots}
+    with pytest.raises(ResourceExhausted):
+        own.take()
+    own.close()
+    assert before == len(os.listdir("/proc/self/fd"))
