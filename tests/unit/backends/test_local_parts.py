@@ -137,7 +137,10 @@ class TestLaunched:
         errors = room_for_words("says")
         os.write(errors, b"idle: one\n" + b"x" * 2000 + b"\nidle: two\nlast\n")
         assert "x" * 1000 == last_words(errors, "idle")
-        os.pwrite(errors, b"\n".join(b"%d" % i for i in range(2000)), 0)
+        os.close(errors)
+        errors = room_for_words("says")
+        os.write(errors, b"idle: one\nfirst\nthe idle\n\nlast\n")
+        assert "first / last" == last_words(errors, "one", "idle")
         os.close(errors)
 
     @pytest.fixture
