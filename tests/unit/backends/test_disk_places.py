@@ -57,7 +57,7 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(disks, "kind_at", lambda _: "ext4")
     user = SimpleNamespace(trusted_root=False)
     monkeypatch.setattr(disks, "host", lambda: user)
-    return tmp_path / f".ringfence-{os.geteuid()}"
+    return tmp_path / f".ringfence-{tmp_path.stat().st_uid}"
 
 
 class TestMaking:
@@ -69,7 +69,7 @@ class TestMaking:
         assert (f"{made.path}/files", files.st_dev, files.st_ino) == tuple(
             made.tree[each] for each in ("source", "device", "inode")
         )
-        assert (os.geteuid(), 0o755) == (files.st_uid, files.st_mode & 0o777)
+        assert (os.stat(made.path).st_uid, 0o755) == (files.st_uid, files.st_mode & 0o777)
         assert "may not mount an image" in made.why
         again = disks.again("one", "1.2.3")
         assert (made.path, made.why) == (again.path, again.why)
