@@ -7,10 +7,12 @@ import io
 import os
 import resource
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.native.outside import same_descriptors
@@ -19,9 +21,10 @@ from ringfence.backends.local import comparing, launched, reports, routes
 from ringfence.backends.local.acquired import Acquired
 from ringfence.backends.local.answers import Refused, answer
 from ringfence.backends.local.base import LocalBackend
+from ringfence.backends.local.host import blockers
 from ringfence.backends.local.host.accounts import find
 from ringfence.backends.local.launched import Launched, last_words, room_for_words
-from ringfence.backends.local.refusals import error_of
+from ringfence.backends.local.refusals import error_of, hint_of_source, is_of_the_host, way_on
 from ringfence.backends.local.session import (
     check_least,
     environment,
@@ -48,6 +51,7 @@ from ringfence.model.mount import Mount
 from ringfence.model.net.network import NetworkPolicy, NetworkRule
 from ringfence.model.session import ResolvedMount
 from ringfence.model.spec import SandboxSpec
+from ringfence.policy.redirects import redirects_of
 
 pytestmark = pytest.mark.anyone
 MIB, GIB = 1 << 20, 1 << 30
@@ -196,6 +200,15 @@ class TestLaunched:
         made.close()
         far.close()
         os.close(made._pidfd)
+        made, far, _alive = started()
+        stranger: Any = ChildProcessError(errno.ECHILD, "not a child")
+        monkeypatch.setattr(os, "waitpid", Mock(side_effect=stranger))
+        began = time.monotonic()
+        made.close()
+        monkeypatch.undo()
+        assert time.monotonic() - began >= 0.02
+        far.close()
+        os.close(made._pidfd)
 
     def test_too_few_files_are_told_before_anything_starts(
         self, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +219,15 @@ class TestLaunched:
         monkeypatch.setattr(launched, "spawn", none)
         with pytest.raises(IsolationError, match="no process can be started"):
             Launched("helper", "")
+
+        def full(*_: Any, **__: Any) -> Started:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(launched, "spawn", full)
+            with pytest.raises(OSError, match="too many") as refused:
+                Launched("helper", "")
+        assert errno.EMFILE == refused.value.errno, "who called says what to do"
         least = LEAST_FILES
         for most, is_refused in ((least - 1, True), (least, False)):
             monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (most, most))
@@ -326,6 +348,41 @@ class TestRefusals:
         found = error_of(Refused(number, text))
         assert type(found) is kind
         assert part in found.hint
+
+    @pytest.mark.parametrize(
+        ("number", "text", "is_hosts"),
+        [
+            (errno.EPERM, "lock down: sethostname", True),
+            (errno.EPERM, "lock down: landlock", False),
+            (errno.EACCES, "lock down: sethostname", False),
+            (errno.ENOSPC, "create: no", True),
+            (errno.EMFILE, "create: no", False),
+            (errno.EPERM, "proc: no", True),
+            (errno.EPERM, "bind: no", False),
+        ],
+    )
+    def test_what_every_sandbox_takes_is_refused_by_the_host(
+        self, number: int, text: str, is_hosts: bool
+    ) -> None:
+        assert is_hosts == is_of_the_host(Refused(number, text))
+
+    def test_the_way_on_is_that_of_the_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = Refused(errno.EPERM, "proc: no")
+        found = [blockers.Blocker("proc", "masked", "unmask it")]
+        monkeypatch.setattr(blockers, "find", lambda _: found)
+        assert way_on(refused).startswith("masked: unmask it; or show the /proc of this container")
+        found.append(blockers.Blocker("chroot", "a chroot", ""))
+        assert way_on(refused).startswith("masked: unmask it; a chroot; or go without namespaces")
+        found.clear()
+        assert way_on(refused).startswith("this host refuses user namespaces")
+
+    def test_only_a_map_that_was_refused_is_a_file_systems_fault(self) -> None:
+        text = "bind /data: mount_setattr: Invalid argument"
+        assert "cannot map ids" in hint_of_source(OSError(errno.EINVAL, text), "/data")
+        assert "in no sandbox" in hint_of_source(OSError(errno.EINVAL, text), "/proc")
+        assert "in no sandbox" not in hint_of_source(OSError(errno.EINVAL, text), "/process")
+        assert "" == hint_of_source(OSError(errno.EPERM, text), "/data")
+        assert "" == hint_of_source(OSError(errno.EINVAL, "bind /data: no"), "/data")
 
 
 class TestReports:
@@ -459,6 +516,8 @@ class TestRoutes:
         plan: Any = routes.plan_to_change(first, second)
         assert ["routes", "filter", "routes"] == self.names(plan)
         assert plan["batches"][0][2] != plan["batches"][2][2]
+        fresh = routes._table(redirects_of(second))
+        assert len(plan["batches"][1][2]) > len(fresh[2]), "the old table goes at once"
         away: Any = routes.plan_to_change(first, NetworkPolicy())
         assert ["filter", "routes"] == self.names(away)
         assert routes.plan_to_change(first, first) is None
