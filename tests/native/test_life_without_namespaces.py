@@ -184,7 +184,8 @@ class TestStarting:
     def test_nothing_stays_of_a_start_that_fails(
         self, backend: LandlockBackend, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
-        backend.provision(SandboxSpec()).terminate()
+        shown = (Mount("/usr/share", "/usr/share"),)
+        backend.provision(SandboxSpec(mounts=shown)).terminate()
         before = held(backend)
         places = {
             "start": (backend._starter, "start"), "make": (module.limits, "make"),
@@ -195,7 +196,11 @@ class TestStarting:
             with monkeypatch.context() as patch:
                 patch.setattr(*places[step], fail)
                 with pytest.raises((OSError, RingfenceError), match="no room"):
-                    backend.provision(SandboxSpec(id="mine"))
+                    backend.provision(SandboxSpec(id="mine", mounts=shown))
+        assert before == held(backend)
+        made = backend.provision(SandboxSpec(id="mine", mounts=shown))
+        assert "/usr/share" in [each.target for each in made.mounts]
+        made.terminate()
         assert before == held(backend)
 
     def test_a_link_that_has_come_to_be_in_a_source_leaves_nothing_open(
