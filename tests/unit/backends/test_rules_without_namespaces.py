@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from ringfence.errors import InvalidRequest, ResourceExhausted, Unsupported
 from ringfence.model.mount import MEMORY_DIR, OUTPUTS_DIR, READ_WRITE
 from ringfence.policy import landlock
 from ringfence.policy.redirects import Redirect
+from ringfence.policy.trust import DIRECTORY
 
 pytestmark = pytest.mark.anyone
 
@@ -339,6 +341,31 @@ def test_the_memory_of_another_directory_is_not_removed(base: Path, shown: Path)
     assert str(shown) not in made.writable
     made.remove()
     assert ["below", "file"] == sorted(os.listdir(shown))
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022])
+def test_the_authority_is_shown_in_a_directory_that_everybody_may_read_and_no_snapshot_has(
+    base: Path, umask: int
+) -> None:
+    """Of its files only those that variables lead to: the others are at places of the host's."""
+    steps = [
+        ("dir", DIRECTORY, 0o755, False), ("file", f"{DIRECTORY}/bytes", b"B", 0o444),
+        ("file", f"{DIRECTORY}/text", "T", 0o444), ("file", "/etc/other", b"O", 0o444),
+        ("bind_inside", f"{DIRECTORY}/bytes", "/etc/ssl/cert.pem", 0),
+    ]  # fmt: skip
+    authority: Any = SimpleNamespace(steps=steps)
+    before = os.umask(umask)
+    try:
+        made = Place(host().uid, None, {}, None, authority)
+    finally:
+        os.umask(before)
+    trust = Path(made.mapped(DIRECTORY))
+    assert [str(trust)] == made.readable
+    assert {"bytes": "B", "text": "T"} == {each.name: each.read_text() for each in trust.iterdir()}
+    assert {0o444} == {each.stat().st_mode & 0o777 for each in trust.iterdir()}
+    assert 0o755 == trust.stat().st_mode & 0o777
+    assert str(trust) not in [*made.writable, *(path for path, _name in made.saved())]
+    made.remove()
 
 
 # -- its addresses --------------------------------------------------------------------------------

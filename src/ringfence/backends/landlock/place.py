@@ -86,7 +86,8 @@ class Place:
     def _keep(self, trusted: Trusted) -> None:
         """Write the files that programs find by variables; those at fixed paths are the host's."""
         self._names[DIRECTORY] = path = f"{self.path}/trust"
-        os.mkdir(path, 0o755)
+        os.mkdir(path)
+        os.chmod(path, 0o755)  # whatever our umask is: programs are another user's
         for verb, target, *rest in trusted.steps:
             if verb == "file" and target.startswith(f"{DIRECTORY}/"):
                 with open(self.mapped(target), "xb") as file:
