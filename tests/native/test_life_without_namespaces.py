@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, Mount, NetworkPolicy, NetworkRule, SandboxSpec
-from ringfence.backends.command import place
+from ringfence.backends.command import limits, place
 from ringfence.backends.landlock import backend as module
 from ringfence.backends.landlock import filters, rules, stopping
 from ringfence.backends.landlock.backend import LandlockBackend, _mount_of_workdir
@@ -188,8 +188,8 @@ class TestStarting:
         backend.provision(SandboxSpec(mounts=shown)).terminate()
         before = held(backend)
         places = {
-            "start": (backend._starter, "start"), "make": (module.limits, "make"),
-            "answer": (module, "answer"), "check": (module.limits, "check"),
+            "start": (backend._starter, "start"), "make": (limits, "make"),
+            "answer": (module, "answer"), "check": (limits, "check"),
             "serve": (LandlockNetwork, "serve"),
         }  # fmt: skip
         if step != "check" or backend.layout().version:
@@ -273,9 +273,15 @@ class TestLiving:
         while not (found := [pid for pid in members(sandbox._tag_base) if pid != sandbox.pid]):
             pass
         during: list[str] = []
-        save = sandbox._save
+        waited: list[int] = []
+        save, stop = sandbox._save, stopping.stop
+
+        def wait(base: int, agent: int) -> set[int]:
+            waited.append(agent)
+            return stop(base, agent)
 
         def look(pipe: int) -> None:
+            assert waited.pop() == sandbox.pid, "nothing is read before all of them stand still"
             during.extend(stopping._state(f"/proc/{pid}")[0] for pid in found)
             save(pipe)
 
@@ -284,6 +290,7 @@ class TestLiving:
             with pytest.raises(IoError, match="no room"):
                 sandbox.snapshot({})
             patch.setattr(sandbox, "_save", look)
+            patch.setattr(stopping, "stop", wait)
             kept = sandbox.snapshot({"a": "b"})
             sandbox.suspend()
             again = sandbox.snapshot({})
@@ -304,8 +311,13 @@ class TestLiving:
         self, sandbox: LandlockSandbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[Any] = []
+
+        def stop(*what: Any) -> set[int]:
+            asked.append(("stop", *what))
+            return {1, 2}
+
         monkeypatch.setattr(type(sandbox.group), "can_freeze", False)
-        monkeypatch.setattr(stopping, "stop", lambda *what: asked.append(("stop", *what)) or {1, 2})
+        monkeypatch.setattr(stopping, "stop", stop)
         monkeypatch.setattr(stopping, "go_on", lambda *what: asked.append(("on", *what)))
         assert sandbox.answers_frozen
         sandbox.suspend()

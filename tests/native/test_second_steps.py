@@ -19,6 +19,7 @@ from ringfence.backends.native.backend import NativeBackend
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.errors import LifecycleError, Unsupported
 from ringfence.model.state import State
+from ringfence.snapshots import layers
 from ringfence.snapshots.catalogue import Catalogue
 from tests.native.outside import until
 from tests.native.test_handed_over import request, text_of
@@ -122,7 +123,7 @@ def test_snapshots_over_others_are_loaded_from_the_lowest_on(
     backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are not unpacked; a later one removes what an earlier one had."""
-    monkeypatch.setattr(layered.layers, "LEAST_BYTES", 0)  # then each is of what was changed
+    monkeypatch.setattr(layers, "LEAST_BYTES", 0)  # then each is of what was changed
     first = backend.provision(SandboxSpec())
     text_of(first, "echo 1 > one; echo 1 > both; echo 1 > gone")
     below = first.snapshot({})

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.docker import backend as module
+from ringfence.backends.docker import engine as engines
 from ringfence.backends.docker import image
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.docker.draft import Draft
@@ -232,7 +233,7 @@ class TestMaking:
     ) -> None:
         authority: Any = SimpleNamespace(steps=[("file", f"{DIRECTORY}/ca.pem", b"x")], env={})
         monkeypatch.setattr(module, "trusted_for", lambda *_: authority)
-        backend._egress = lambda: None  # type: ignore[assignment,return-value]
+        backend._egress = lambda: None  # type: ignore[assignment]
         monkeypatch.setattr(DockerSandbox, "join_network", lambda *_: None)
         monkeypatch.setattr(Draft, "complete", lambda *_: None)
         policy = NetworkPolicy(rules=(NetworkRule("a.test", "443", methods=("GET",)),))
@@ -358,7 +359,7 @@ class TestMaking:
         backend.close()
         assert engine.is_closed
         other = Engine()
-        monkeypatch.setattr(module.engine, "connect", lambda host: other)
+        monkeypatch.setattr(engines, "connect", lambda _host: other)
         assert backend.client() is other
         backend.close()
         assert other.is_closed
