@@ -359,6 +359,7 @@ class TestLiving:
             NetworkPolicy(),
         ):
             sandbox.apply_network_policy(policy)
+            assert len(tokens) + 1 == len(told), "each is told"
             tokens.append(told[-1] and told[-1]["token"])
             assert policy == sandbox.spec.network
             assert is_listening(network) != policy.is_none

@@ -265,6 +265,7 @@ class TestMaking:
         assert ["no-new-privileges:true"] == host["security_opt"]
         assert "MaskedPaths" not in host
         assert ([], False) == (sandbox.namespace_fds, sandbox.has_room)
+        assert {*ALWAYS_THERE.values()} == {each.target for each in sandbox.mounts}
         assert {"inodes", "disk_bytes"} == {*sandbox.lacking()}
         backend.provision(SandboxSpec())
         assert 3 == len(engine.made), "and is not asked again"
