@@ -208,6 +208,10 @@ class TestSavedMachines:
                 before.check(now)
         else:
             before.check(now)
+            both = Conditions("k", ["/a", "/b"])
+            both.check(Conditions("k", ["/a", "/b"]))
+            with pytest.raises(Unsupported, match="host files have changed"):
+                both.check(Conditions("k", ["/b", "/a"]))  # the machine knows them by their numbers
 
 
 class TestKernels:

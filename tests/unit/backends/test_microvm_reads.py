@@ -178,6 +178,11 @@ class TestPlans:
             assert ("hide", f"{SHARE}/0/usr/bin/x", False) in draft.after
             waking = planning.waking(draft, self.size())
             assert (0, f"{SHARE}/0") == (waking["image"], waking["trees"][0][0])
+            devices = [step for step in waking["steps"] if step[0] == "show"]
+            assert devices
+            assert [step[1] for step in devices] == [
+                waking["trees"][step[2]][0] for step in devices
+            ]
             before = len(os.listdir("/proc/self/fd"))
             draft.close()
             assert before == len(os.listdir("/proc/self/fd")) + 1
