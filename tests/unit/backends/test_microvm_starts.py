@@ -17,11 +17,12 @@ from ringfence.backends.local import journal
 from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.jailed import saving
 from ringfence.backends.microvm import backend as module
-from ringfence.backends.microvm import booted, initramfs, qemu
+from ringfence.backends.microvm import booted, initramfs, qemu, written
 from ringfence.backends.microvm import sandbox as living
 from ringfence.backends.microvm.backend import MicrovmBackend
 from ringfence.backends.microvm.booted import Machines
 from ringfence.backends.microvm.monitor import Monitor
+from ringfence.backends.microvm.network import MicrovmNetwork
 from ringfence.backends.microvm.sandbox import MicrovmSandbox
 from ringfence.errors import (
     BackendUnavailable,
@@ -321,6 +322,34 @@ class TestRestoring:
         else:
             backend.restore("snap", SPEC)
             assert given[-1][0] is SPEC
+
+    def test_a_machine_that_goes_on_has_what_was_written_down_with_it(
+        self, backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = backend.provision(SPEC)
+        conditions, later = first.conditions, Mount("/later", str(tmp_path))
+        first.terminate()
+        monkeypatch.setattr(MicrovmSandbox, "resume_from_checkpoint", lambda _sandbox: None)
+        handed: list[Any] = []
+        monkeypatch.setattr(module, "_hand_over", lambda _share, known: handed.extend(known))
+        policy = NetworkPolicy.parse("a.test")
+
+        def go_on(key: str) -> Any:
+            path = tmp_path / key
+            before = written.Conditions(key, [*conditions.sources, str(tmp_path)])
+            with path.open("wb") as file:
+                written.begin(file.fileno(), before, [b"one", b"two"], [later])
+            monkeypatch.setattr(MicrovmNetwork, "serve", lambda _network: None)
+            return backend._provision(SPEC, -1, str(path), policy)
+
+        made = go_on(conditions.key)
+        assert ([b"one", b"two"], [later]) == (handed, made.attached)
+        assert policy == made.network._before
+        assert "/later" in [each.target for each in made.mounts]
+        assert [*conditions.sources, str(tmp_path)] == made.conditions.sources
+        made.terminate()
+        with pytest.raises(Unsupported, match="another emulator"):
+            go_on("other")
 
 
 class TestMachines:
