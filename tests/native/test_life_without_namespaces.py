@@ -38,6 +38,7 @@ from ringfence.model.mount import MEMORY_DIR
 from ringfence.model.state import State
 from tests.features import require
 from tests.native.test_handed_over import request, text_of
+from tests.waiting import readable
 
 RULES = NetworkPolicy(rules=(NetworkRule("a.example", "443"),))
 
@@ -275,9 +276,11 @@ class TestLiving:
     def test_a_snapshot_stops_what_runs_and_lets_go_on_what_ran(
         self, backend: LandlockBackend, sandbox: LandlockSandbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = sandbox.start(request("echo kept > kept; exec sleep 600"))
-        while not (found := [pid for pid in members(sandbox._tag_base) if pid != sandbox.pid]):
-            pass
+        run = sandbox.start(request("echo kept > kept; echo up; exec sleep 600"))
+        assert run.stdout is not None
+        assert readable([run.stdout], 20)
+        found = [pid for pid in members(sandbox._tag_base) if pid != sandbox.pid]
+        assert found
         during: list[str] = []
         waited: list[int] = []
         save, stop = sandbox._save, stopping.stop
