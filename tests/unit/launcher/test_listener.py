@@ -228,3 +228,6 @@ def test_a_socket_on_its_way_counts_until_its_caller_has_run(
     two.kill()
     two.wait()
     assert 0 == ask(three)
+    sockets = netlink_sockets.NetlinkSockets(-1, 12)
+    assert [0, 0, 0] == [ask(two), ask(one), ask(three)], "who is gone opens none"
+    assert errno.ENOBUFS == ask(stopped())

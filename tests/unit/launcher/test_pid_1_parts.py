@@ -329,6 +329,79 @@ def test_memory_files_count_for_whoever_has_them_and_once() -> None:
         os.close(again)
 
 
+_SHARED, _ALL = 60, 100  # of what a process has resident
+
+
+@pytest.mark.parametrize(
+    ("more", "apart"),
+    [
+        ({"disk": None}, "/"),
+        ({"disk": {"fd": 0}, "shared_memory_bytes": 1}, "/dev/shm"),
+        ({"disk": {"fd": 0}, "shared_memory_bytes": 0}, ""),
+    ],
+)
+def test_all_that_a_sandbox_takes_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], apart: str
+) -> None:
+    """Pages of memory files that are mapped are those of a process already; a disk takes no memory."""
+    sizes = {"/": 7, "/dev/shm": 5, "": 0}
+    monkeypatch.setattr(processes, "pids", lambda: [1])
+    monkeypatch.setattr(processes, "ipc_bytes", lambda: 3)
+    monkeypatch.setattr(processes, "file_bytes", sizes.__getitem__)
+    monkeypatch.setattr(
+        processes, "resident_bytes", lambda _pid, *, shared=False: _SHARED if shared else _ALL
+    )
+    monkeypatch.setattr(processes, "look_closer", dict)
+    total = _ALL + 3 + sizes[apart] + 20
+    for most, is_over in ((total, False), (total - 1, True)):
+        killed: list[str] = []
+        plan: Any = {"memory_watchdog_bytes": most, "id_helpers": False, **more}
+        execs: Any = {1: "exec"}
+        watch = watchdog.Watchdog(plan, execs, lambda run, _why: killed.append(run))  # type: ignore[arg-type]  # noqa: B023
+        monkeypatch.setattr(watch, "_memory_files", lambda _pids: {1: _SHARED + 20})
+        watch.look()
+        assert ["exec"] * is_over == killed
+        watch.look()
+        assert ["exec"] * is_over == killed, "it is not yet time to look again"
+
+
+def test_who_guards_all_ends_a_sandbox_with_too_many_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan: Any = {"memory_watchdog_bytes": 1 << 40, "id_helpers": False, "disk": {"fd": 0}}
+    plan["shared_memory_bytes"] = 0
+    watch = watchdog.Watchdog(plan, {}, lambda *_: None)
+    watch._guards_all = True
+    told: list[bool] = []
+    monkeypatch.setattr(watch, "_guard_all", told.append)
+    for are_too_many in (True, False):
+        monkeypatch.setattr(watch, "_are_too_many", lambda _pids, said=are_too_many: said)
+        watch._next_look = 0.0
+        watch.look()
+    assert [True, False] == told
+
+
+def test_locks_are_looked_for_once_memory_has_grown_while_something_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had before nothing ran says nothing of what runs now."""
+    grown = 1000 + file_locks._GROWTH_KIB
+    kernel_kib = iter((1000, grown, grown))
+    monkeypatch.setattr(file_locks, "unreclaimable_kib", lambda: next(kernel_kib))
+    monkeypatch.setattr(file_locks, "owners_beyond", lambda _size: {7})
+    locks = file_locks.FileLocks()
+
+    def look() -> set[int]:
+        assert locks.wait_s(is_busy=True) is not None
+        locks._due = 1.0  # long ago
+        return locks.look()
+
+    assert [set(), {7}] == [look(), look()]
+    assert locks.wait_s(is_busy=False) is None
+    assert set() == locks.look()
+    assert set() == look()
+
+
 def test_the_exec_that_has_most_is_ended_with_its_memory_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

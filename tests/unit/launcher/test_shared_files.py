@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 import struct
@@ -19,7 +20,7 @@ from ringfence.launcher import wire
 from ringfence.launcher.fuse.serving import _Line, serve
 from ringfence.launcher.fuse.share import Share
 from ringfence.launcher.fuse.shared_mounts import SharedMounts
-from ringfence.launcher.fuse.view import View
+from ringfence.launcher.fuse.view import Server, View
 from ringfence.linux import fuse
 
 from .test_share import OWNER, place, say, serving, walk
@@ -382,6 +383,37 @@ def test_a_view_tells_the_ids_and_numbers_of_the_kernel_that_asks(place: Path) -
     assert (0, b"content") == read(view, node)
     view.close()
     assert before - 1 == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_server_is_told_both_ids_and_never_waits_for_who_asks(place: Path) -> None:
+    ours, theirs = wire.socketpair()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = Server(theirs)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    opened = len(os.listdir("/proc/self/fd"))
+    device, kernel = socket.socketpair()  # a FUSE device to it
+    root = os.open(place, os.O_PATH | os.O_DIRECTORY)
+    wire.send_raw(ours, b"300 400", [device.fileno(), root])
+    assert server._take()
+    os.close(root)
+
+    ((fd, view),) = server._views.items()
+    assert (300, 400) == view.owner(0, SimpleNamespace(st_uid=0, st_gid=0))
+    assert not os.get_blocking(fd)
+    head = fuse.HEADER.pack(fuse.HEADER.size + 2, fuse.LOOKUP, 7, fuse.ROOT, 0, 0, 1, 0)
+    kernel.sendall(head + b"0\0")
+    server._serve(fd)
+    assert 0 == fuse.ANSWER.unpack_from(kernel.recv(4096))[1]
+    kernel.sendall(head + b"0\0")
+    server._serve(fd)
+    device.close()
+    kernel.close()  # with an answer unread: an error to who asks next
+    server._serve(fd)
+    assert {} == server._views
+    assert opened == len(os.listdir("/proc/self/fd")), "whose kernel is gone is let go of"
+    ours.close()
+    assert not server._take(), "the jailer has gone"
+    theirs.close()
 
 
 @pytest.fixture

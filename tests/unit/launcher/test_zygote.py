@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.launcher import idmap, newborn, newroot, wire
+from ringfence.backends.local.host.cgroups import Layout
+from ringfence.launcher import cgroups, idmap, newborn, newroot, wire
 from ringfence.launcher import zygote as module
 from ringfence.launcher.newborn import Newborn
 from ringfence.launcher.zygote import Expected, Owned, Zygote
@@ -321,6 +322,19 @@ class TestEnds:
             assert before + 2 + 3 == how_many(), "of `other` two, and the three ends of the test"
 
         alone(inside)
+
+    @pytest.mark.root
+    def test_cgroups_below_those_of_a_sandbox_go_with_them(
+        self, require: Callable[[str], None]
+    ) -> None:
+        """The kernel removes none that has others in it."""
+        require("cgroup")
+        base = next(iter(Layout().bases.values()))
+        place = f"{base}/ringfence-test-{os.getpid()}"
+        for name in ("", "/one", "/one/below", "/one/beside", "/two"):
+            os.mkdir(place + name)
+        assert [] == cgroups.remove([place])
+        assert not os.path.exists(place)
 
     def test_one_that_is_discarded_has_ended_with_the_answer(
         self, alone: Inside, tmp_path: Path
