@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +32,10 @@ from ringfence.launcher.pid1 import (
     terminals,
     watchdog,
 )
-from ringfence.linux import namespaces, seccomp
+from ringfence.linux import libc, namespaces, seccomp
 
 pytestmark = pytest.mark.anyone
+_EXIT = {"x86_64": 60, "aarch64": 93}  # of exit(2), which ends a thread
 
 
 def fork() -> int:
@@ -115,6 +118,75 @@ def test_it_leads_a_session_or_follows_in_a_group(tmp_path: Path, leads: bool) -
     assert (leads, leads) == (group == pid, session == pid)
     assert group != os.getpgrp()
     assert leads or session == os.getsid(0)
+
+
+def test_it_has_each_file_once_and_no_signal_ignored_or_blocked(
+    tmp_path: Path,
+) -> None:
+    """Python ignores two of them itself."""
+    text = (
+        "#!/bin/sh\nls -l /proc/$$/fd | grep -c /said; grep -E 'Sig(Ign|Blk)' /proc/self/status\n"
+    )
+    good, said = script(tmp_path / "good", text), tmp_path / "said"
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(said), os.O_WRONLY | os.O_CREAT, 0o600),
+    ]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    pid, fd = forked.start([str(good)], ["good"], {"PATH": os.environ["PATH"]}, actions, fork=fork)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (pid, 0) == os.waitpid(pid, 0)
+    assert 0 == forked.failure(fd)
+    assert ["1", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16] == said.read_text().split()
+
+
+def test_a_signal_to_a_group_stays_away_from_who_sends_it() -> None:
+    """A program may have joined our group: then it gets the signal alone."""
+
+    def send() -> Any:
+        os.setsid()
+        got: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _frame: got.append(number))
+        reading, writing = os.pipe()
+        found = []
+        for is_leader in (False, True):
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+                if is_leader:
+                    os.setpgid(0, 0)
+                os.write(writing, b".")
+                signal.pause()
+                os._exit(0)
+            os.read(reading, 1)
+            processes.send_to_group(pid, signal.SIGUSR1)
+            found.append(os.waitpid(pid, 0)[1])
+        return [found, got]
+
+    assert [[signal.SIGUSR1] * 2, []] == result_of(send)
+
+
+def test_a_process_whose_first_thread_has_ended_is_there_until_all_have() -> None:
+    """By its state it looks ended, and it still runs."""
+    reading, writing = os.pipe()
+    pid = fork()
+    if pid == 0:
+        threading.Thread(target=lambda: (os.write(writing, b"."), signal.pause())).start()
+        ctypes.CDLL(None).syscall(_EXIT[libc.MACHINE], 0)
+        os._exit(1)
+    try:
+        os.read(reading, 1)
+        while processes.state(pid) != "Z":
+            os.sched_yield()
+        looked = processes.is_zombie(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        then = processes.is_zombie(pid)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+    assert (False, True, True) == (looked, then, processes.is_zombie(pid))
 
 
 def test_names_are_looked_for_where_the_path_says() -> None:
