@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,11 @@ def test_every_step_closes_what_it_opens(
     assert 0o640 == (place / "made" / "file").stat().st_mode & 0o777
     assert "content" == (place / "made" / "image").read_text()
     assert not (place / "absent").exists()
+
+
+def test_a_boot_id_is_a_random_uuid_of_a_line() -> None:
+    texts = [newroot.boot_id().decode() for _ in range(8)]
+    found = [uuid.UUID(text.removesuffix("\n")) for text in texts]
+    assert [f"{each}\n" for each in found] == texts
+    assert {(4, uuid.RFC_4122)} == {(each.version, each.variant) for each in found}
+    assert 8 == len(set(found))
