@@ -169,9 +169,14 @@ def test_a_signal_to_a_group_stays_away_from_who_sends_it() -> None:
 def test_a_process_whose_first_thread_has_ended_is_there_until_all_have() -> None:
     """By its state it looks ended, and it still runs."""
     reading, writing = os.pipe()
+
+    def stay() -> None:
+        os.write(writing, b".")
+        signal.pause()
+
     pid = fork()
     if pid == 0:
-        threading.Thread(target=lambda: (os.write(writing, b"."), signal.pause())).start()
+        threading.Thread(target=stay).start()
         ctypes.CDLL(None).syscall(_EXIT[libc.MACHINE], 0)
         os._exit(1)
     try:
