@@ -323,19 +323,6 @@ class TestEnds:
 
         alone(inside)
 
-    @pytest.mark.root
-    def test_cgroups_below_those_of_a_sandbox_go_with_them(
-        self, require: Callable[[str], None]
-    ) -> None:
-        """The kernel removes none that has others in it."""
-        require("cgroup")
-        base = next(iter(Layout().bases.values()))
-        place = f"{base}/ringfence-test-{os.getpid()}"
-        for name in ("", "/one", "/one/below", "/one/beside", "/two"):
-            os.mkdir(place + name)
-        assert [] == cgroups.remove([place])
-        assert not os.path.exists(place)
-
     def test_one_that_is_discarded_has_ended_with_the_answer(
         self, alone: Inside, tmp_path: Path
     ) -> None:
@@ -941,3 +928,17 @@ class TestTrees:
             assert ((True, 0), 2) == (message, len(fds))
 
         alone(inside)
+
+
+@pytest.mark.root
+def test_cgroups_below_those_of_a_sandbox_go_with_them(
+    require: Callable[[str], None],
+) -> None:
+    """The kernel removes none that has others in it."""
+    require("cgroup")
+    base = next(iter(Layout().bases.values()))
+    place = f"{base}/ringfence-test-{os.getpid()}"
+    for name in ("", "/one", "/one/below", "/one/beside", "/two"):
+        os.mkdir(place + name)
+    assert [] == cgroups.remove([place])
+    assert not os.path.exists(place)
