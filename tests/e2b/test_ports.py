@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocketDisconnect
 from websockets.sync.client import connect
 
 from ringfence.api.streaming.preview import Answer
 from ringfence.e2b import ports
+from ringfence.e2b.notes import Notes
 from tests.api.conftest import Daemon
 from tests.e2b.conftest import Box, Client
 
@@ -153,6 +155,58 @@ def test_an_answer_on_its_way_is_use_of_its_sandbox() -> None:
 
     assert [[False], [False]] == asyncio.run(follow())
     assert [True] == [each.closed for each in streams]
+
+
+@pytest.mark.parametrize("fails", ["", "accept", "carry", "bug"])
+def test_a_websocket_is_use_of_its_sandbox_and_is_closed_on_every_way_out(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    told: list[Any] = []
+    use = SimpleNamespace(opened=told.append)
+    metadata = Notes(https_ports=(3000,)).written({})
+    live: Any = SimpleNamespace(
+        sandbox_id="sbx-1",
+        use=use,
+        touch=lambda: None,
+        metadata=metadata,
+        sandbox=SimpleNamespace(connect=None),
+    )
+
+    async def given(*_args: Any, **more: Any) -> Any:
+        assert more.get("tls") or "key" in more, "as its notes say"
+        return SimpleNamespace(subprotocol="p", close=close)
+
+    async def close() -> None:
+        told.append("closed")
+
+    async def carry(*_args: Any) -> None:
+        told.append([each.closed for each in told])
+        if fails:
+            raise WebSocketDisconnect(1006) if fails == "carry" else RuntimeError(fails)
+
+    async def send(message: Any) -> None:
+        assert "p" == message["subprotocol"]
+        if fails == "accept":
+            raise OSError("the client is gone")
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    service: Any = SimpleNamespace(
+        manager=SimpleNamespace(index=SimpleNamespace(find=lambda _id: live)),
+        thread_pools=SimpleNamespace(call=given),
+        share=None,
+    )
+    monkeypatch.setattr(ports, "open_websocket", given)
+    monkeypatch.setattr(ports, "carry_messages", carry)
+    scope = {"type": "websocket", "raw_path": b"/", "headers": [], "subprotocols": ["p"]}
+    try:
+        asyncio.run(ports.carry(service, live, 3000, scope, receive, send))
+    except (RuntimeError, WebSocketDisconnect, OSError):
+        assert fails in ("accept", "bug"), "of a client that leaves nothing is told"
+    stream, *seen, end = told if fails != "accept" else [None, *told]
+    assert ("closed", [] if fails == "accept" else [[False]]) == (end, seen)
+    assert stream is None or stream.closed
 
 
 def test_the_api_has_a_host_name_and_others_are_refused(client: Client) -> None:

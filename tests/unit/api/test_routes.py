@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocketDisconnect
 from tests.unconfined import Unconfined
 
 from ringfence import SandboxSpec
@@ -26,6 +27,7 @@ from ringfence.api.routes import (
     forks,
     health,
     output,
+    ports,
     sandboxes,
     snapshots,
 )
@@ -532,6 +534,63 @@ def test_of_all_bounds_on_sandboxes_the_lowest_is_told(scene: Scene) -> None:
         )
         service: Any = SimpleNamespace(manager=manager)
         assert most == health._most_sandboxes(service, Caller("ann", max_sandboxes=of_key))
+
+
+# -- tunnels -------------------------------------------------------------------------------------
+
+
+class Tunnel:
+    """Both ends of a WebSocket to a server inside: whether the sandbox was in use, and how it was closed."""
+
+    subprotocol = "p"
+
+    def __init__(self, live: Live, fails: str) -> None:
+        at = f"/v1/sandboxes/{live.sandbox_id}/ports/1/ws/x".encode()
+        self.scope = {"raw_path": at, "query_string": b""}
+        self.live, self.fails = live, fails
+        self.told: list[object] = []
+
+    async def accept(self, subprotocol: str | None = None) -> None:
+        self.told.append(subprotocol)
+        if self.fails == "accept":
+            raise WebSocketDisconnect(1006)
+
+    async def carry(self, *_given: object) -> None:
+        self.told.append(self.live.use.is_attended)
+        if self.fails == "carry":
+            raise RuntimeError("a bug")
+
+    async def given(self, *_given: object) -> Any:
+        """What answers for the server inside."""
+        return self
+
+    async def close(self) -> None:
+        self.told.append("closed")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_exc: object) -> None:
+        self.told.append("closed")
+
+
+@pytest.mark.parametrize("fails", ["", "accept", "carry"])
+@pytest.mark.parametrize("route", [ports.websocket, ports.tcp])
+async def test_a_tunnel_is_use_of_its_sandbox_and_is_closed_on_every_way_out(
+    scene: Scene, live: Live, monkeypatch: pytest.MonkeyPatch, route: Any, fails: str
+) -> None:
+    tunnel: Any = Tunnel(live, fails)
+    monkeypatch.setattr(ports, "_dial", tunnel.given)
+    monkeypatch.setattr(ports, "open_websocket", tunnel.given)
+    monkeypatch.setattr(ports, "carry_messages", tunnel.carry)
+    monkeypatch.setattr(ports, "carry_bytes", tunnel.carry)
+    try:
+        await route(tunnel, live.sandbox_id, 1, scene.service, ANN)
+    except (RuntimeError, WebSocketDisconnect):
+        assert fails
+    chosen = "p" if route is ports.websocket else None
+    assert [chosen, *([] if fails == "accept" else [True]), "closed"] == tunnel.told
+    assert not live.use.is_attended
 
 
 # -- execs and contexts --------------------------------------------------------------------------
