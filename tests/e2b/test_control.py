@@ -162,6 +162,7 @@ async def test_what_a_client_asks_for_is_kept_and_shown(here: Here, ann: Client)
     assert "envdAccessToken" not in seen, "with it, it could change something"
     plain = await ann.create()
     assert notes_of(plain.metadata).is_public
+    assert here.shared.meter._task is not None, "what it uses is sampled from now on"
     assert ("public",) == plain.spec.network.allowed_hosts
 
 
