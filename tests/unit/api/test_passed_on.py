@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.unconfined import Unconfined
 
-from ringfence import Limits
+from ringfence import Limits, SandboxSpec
 from ringfence.api.access.ceilings import Ceilings
 from ringfence.api.access.permissions import Permissions
 from ringfence.api.app import make_app
@@ -22,9 +22,11 @@ from ringfence.execution.service import ExecutionService
 from ringfence.model import capabilities as can
 from ringfence.model.changes import Changes
 from ringfence.model.execution.config import ExecutionConfig
+from ringfence.model.template import TemplateRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
 from ringfence.sessions.manager import SessionManager
+from ringfence.store.templates import READY
 from ringfence.testing.unconfined.sandbox import UnconfinedSandbox
 
 pytestmark = pytest.mark.anyone
@@ -404,3 +406,47 @@ async def test_a_change_of_the_network_is_told_and_one_that_was_refused_is_none(
     (event,) = scene.manager.events.since(last)[0]
     assert ("network", box, "ann") == (event.kind, event.sandbox_id, event.client_id)
     assert json.loads(changed.text) == (await ann("GET", at)).json()
+
+
+# -- what has ended, and what is public ----------------------------------------------------------
+
+
+async def test_what_has_ended_still_tells_how_many_commands_it_ran(
+    ann: Client, bob: Client, admin: Client
+) -> None:
+    at = f"/v1/sandboxes/{await ann.create()}"
+    for _ in range(2):
+        await ann.made(f"{at}/execs", {"argv": ["true"], "wait": True})
+    assert 200 == (await ann("DELETE", at)).status_code
+    for each in (ann, admin):
+        stats = (await each("GET", f"{at}/stats")).json()
+        assert ("terminated", 2, 0) == (stats["state"], stats["execs"], stats["pids"])
+    assert 404 == (await bob("GET", f"{at}/stats")).status_code
+
+
+async def test_a_log_is_for_the_owner_of_a_template_also_where_that_is_public(
+    scene: Scene, ann: Client, bob: Client, admin: Client
+) -> None:
+    templates, builds = scene.manager.templates, {}
+    for name in ("app", "other"):
+        template, build = templates.reserve(name, "ann", ["default"])
+        request = json.dumps(TemplateRequest(name=name, base=SandboxSpec()).to_json())
+        spec = json.dumps(SandboxSpec().to_json())
+        changes = {"status": READY, "request": request, "spec": spec, "ended_at": 9.0}
+        templates.records.change_build(build.id, **changes)
+        templates.tag(template, build.id, ["default"])
+        builds[name] = build.id
+    at = "/v1/templates/app"
+    assert 403 == (await ann("PATCH", at, {"public": True})).status_code
+    assert 404 == (await bob("GET", at)).status_code
+    assert 200 == (await admin("PATCH", at, {"public": True})).status_code
+    assert 200 == (await bob("GET", at)).status_code
+    for each, status in ((ann, 200), (bob, 404), (admin, 200)):
+        assert status == (await each("GET", f"{at}/logs")).status_code
+    for name, status in (("app", 200), ("other", 404)):
+        asked = await ann("GET", f"{at}/logs?build_id={builds[name]}")
+        assert status == asked.status_code, "a build is of its template"
+    assert 404 == (await bob("PATCH", at, {"public": False})).status_code
+    assert 404 == (await bob("DELETE", at)).status_code
+    assert 200 == (await ann("PATCH", at, {"public": False})).status_code
+    assert 404 == (await bob("GET", at)).status_code
