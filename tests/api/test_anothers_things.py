@@ -63,7 +63,14 @@ def things(clients: dict[str, httpx.Client]) -> dict[str, str]:
     return found
 
 
-NAMED: dict[str, Callable[[dict[str, str], str], tuple[str, str, Any]]] = {
+Ask = Callable[[dict[str, str], str], tuple[str, str, Any]]
+
+
+def of_session(verb: str) -> Ask:
+    return lambda has, _own: ("POST", f"/v1/sessions/{has['session']}/{verb}", None)
+
+
+NAMED: dict[str, Ask] = {
     "create from a snapshot": lambda has, _own: (
         "POST",
         "/v1/sandboxes",
@@ -116,14 +123,7 @@ NAMED: dict[str, Callable[[dict[str, str], str], tuple[str, str, Any]]] = {
         "/v1/sessions/attach",
         {"sandbox_id": has["session"]},
     ),
-    **{
-        f"{verb} a session": lambda has, _own, verb=verb: (
-            "POST",
-            f"/v1/sessions/{has['session']}/{verb}",
-            None,
-        )
-        for verb in ("detach", "suspend", "resume", "touch")
-    },
+    **{f"{verb} a session": of_session(verb) for verb in ("detach", "suspend", "resume", "touch")},
     "release a session": lambda has, _own: (
         "POST",
         f"/v1/sessions/{has['session']}/release",
