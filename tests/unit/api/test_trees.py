@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ async def test_what_is_looked_for_is_what_was_asked_for_and_is_bounded(
 ) -> None:
     box, service = scene.sandbox, scene.service
     body = trees.Replace(paths=["a"], pattern="p", replacement="r", regex=True, ignore_case=True)
-    ways = (
+    ways: tuple[tuple[Callable[[], Any], tuple[str, str, Any]], ...] = (
         (
             lambda: trees.find(box, "*.py", service, ANN, "/d", 7),
             ("find", "/d", {"pattern": "*.py", "most": 7}),
