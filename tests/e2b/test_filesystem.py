@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ringfence.e2b import filesystem, rpc, watchers
-from ringfence.e2b.codec import frame
+from ringfence.e2b.codec import RpcError, frame
 from ringfence.e2b.notes import Notes
+from ringfence.errors import LifecycleError
 from ringfence.sessions.live import Live
 from tests.e2b.conftest import frames_of
 from tests.e2b.here import Here
@@ -276,3 +277,65 @@ async def test_entries_come_with_the_changes_where_that_is_asked_for(
         assert (200, {}) == await box.rpc("RemoveWatcher", **watcher)
         assert (404, "not_found") == await box.refused("GetWatcherEvents", **watcher)
     await until_idle(here, live)
+
+
+class Quiet:
+    """A watch that tells what the test puts into `found`; None is its end, an error its failure."""
+
+    def __init__(self, live: Live) -> None:
+        self.live, self.closed, self.marked = live, asyncio.Event(), asyncio.Event()
+        self.found: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def begin(self) -> None:
+        pass
+
+    async def next(self, _wait_s: float) -> Any:
+        found = await self.found.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def mark(self) -> None:
+        self.marked.set()
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+async def test_a_watch_is_closed_when_it_is_removed_has_ended_or_is_not_asked(
+    here: Here, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = here.shared.watchers
+
+    async def add() -> tuple[Quiet, str]:
+        made: Any = Quiet(live)
+        return made, await known.add(made)
+
+    async def is_closed(watch: Quiet) -> None:
+        async with asyncio.timeout(30):
+            await watch.closed.wait()
+            while known._known:
+                await asyncio.sleep(0)
+
+    watch, name = await add()
+    watch.found.put_nowait([{"name": "a", "type": "x"}])
+    for action in (known.events, known.remove):
+        with pytest.raises(RpcError):
+            await action("sbx-other", name)
+    await asyncio.sleep(0)
+    assert [["a"], []] == [
+        [each["name"] for each in await known.events(live.sandbox_id, name)] for _ in range(2)
+    ]
+    assert not watch.closed.is_set()
+    await known.remove(live.sandbox_id, name)
+    await is_closed(watch)
+    with pytest.raises(RpcError):
+        await known.remove(live.sandbox_id, name)
+    for end in (None, LifecycleError("the sandbox has ended"), OSError("gone"), RpcError("x", "x")):
+        watch, name = await add()
+        watch.found.put_nowait(end)
+        await is_closed(watch)
+    watch, name = await add()
+    monkeypatch.setattr(watchers, "_IDLE_S", -1.0)
+    watch.found.put_nowait([])
+    await is_closed(watch)

@@ -133,6 +133,12 @@ async def test_a_process_is_found_by_its_number_or_tag_in_its_own_sandbox_while_
     assert ({}, {}) == (here.shared.tags, here.shared.pids), "nothing is kept of what has ended"
 
 
+async def test_calls_of_one_sandbox_wait_for_one_another_alone(here: Here, live: Live) -> None:
+    queues = here.service.thread_pools._queues
+    for about, found in ((live, [("control", live.sandbox_id)]), (None, [])):
+        assert found == await here.call(about).call(lambda: [*queues])
+
+
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
 async def test_a_tag_is_so_long(box: Box, size: int, fits: bool) -> None:
     messages = await box.run("true", tag="t" * size)
@@ -459,68 +465,6 @@ async def test_a_watcher_that_nobody_asks_ends_and_leaves_no_helper(
             await asyncio.sleep(0.005)
     assert 0 == here.service.thread_pools._tasks[live.sandbox_id]
     assert 15 == len(made)
-
-
-class Quiet:
-    """A watch that tells what the test puts into `found`; None is its end, an error its failure."""
-
-    def __init__(self, live: Live) -> None:
-        self.live, self.closed, self.marked = live, asyncio.Event(), asyncio.Event()
-        self.found: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def begin(self) -> None:
-        pass
-
-    async def next(self, _wait_s: float) -> Any:
-        found = await self.found.get()
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    async def mark(self) -> None:
-        self.marked.set()
-
-    async def close(self) -> None:
-        self.closed.set()
-
-
-async def test_a_watch_is_closed_when_it_is_removed_has_ended_or_is_not_asked(
-    here: Here, live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = here.shared.watchers
-
-    async def add() -> tuple[Quiet, str]:
-        made: Any = Quiet(live)
-        return made, await known.add(made)
-
-    async def is_closed(watch: Quiet) -> None:
-        async with asyncio.timeout(30):
-            await watch.closed.wait()
-            while known._known:
-                await asyncio.sleep(0)
-
-    watch, name = await add()
-    watch.found.put_nowait([{"name": "a", "type": "x"}])
-    for action in (known.events, known.remove):
-        with pytest.raises(RpcError):
-            await action("sbx-other", name)
-    await asyncio.sleep(0)
-    assert [["a"], []] == [
-        [each["name"] for each in await known.events(live.sandbox_id, name)] for _ in range(2)
-    ]
-    assert not watch.closed.is_set()
-    await known.remove(live.sandbox_id, name)
-    await is_closed(watch)
-    with pytest.raises(RpcError):
-        await known.remove(live.sandbox_id, name)
-    for end in (None, LifecycleError("the sandbox has ended"), OSError("gone"), RpcError("x", "x")):
-        watch, name = await add()
-        watch.found.put_nowait(end)
-        await is_closed(watch)
-    watch, name = await add()
-    monkeypatch.setattr(watchers, "_IDLE_S", -1.0)
-    watch.found.put_nowait([])
-    await is_closed(watch)
 
 
 def changed(kind: str, path: str) -> bytes:

@@ -74,6 +74,10 @@ class Scene:
         return self.execs.find(self.sandbox, context_id)
 
 
+def new(**given: Any) -> NewContext:
+    return NewContext.model_validate(given)
+
+
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     with ExitStack() as stack:
@@ -84,12 +88,12 @@ async def test_a_restart_ends_a_context_and_begins_what_was_asked_for(
     scene: Scene, tmp_path: Path
 ) -> None:
     plain = scene.execs.start(scene.live, ExecRequest(("cat",), stream_stdin=True))
-    first = await scene.ask(contexts.create, NewContext(cwd=str(tmp_path), env={"A": "1"}))
+    first = await scene.ask(contexts.create, new(cwd=str(tmp_path), env={"A": "1"}))
     assert ("python", str(tmp_path), True) == (first["language"], first["cwd"], first["running"])
     async with asyncio.timeout(PATIENCE_S):
         while not any(scene.run(first["id"]).spool.totals):
             await asyncio.sleep(0.001)
-    body = NewContext(language="bash", cwd="/", env={"A": "2"})
+    body = new(language="bash", cwd="/", env={"A": "2"})
     second = await scene.ask(contexts.restart, first["id"], body)
     assert ("bash", "/", True) == (second["language"], second["cwd"], second["running"])
     assert [first["id"], second["id"]] == scene.begun
@@ -113,14 +117,14 @@ async def test_so_many_run_and_one_that_is_closed_makes_room(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contexts, "_MOST", 1)
-    first = await scene.ask(contexts.create, NewContext())
+    first = await scene.ask(contexts.create, new())
     with pytest.raises(TooManyRequests):
-        await scene.ask(contexts.create, NewContext())
-    again = await scene.ask(contexts.restart, first["id"], NewContext())
+        await scene.ask(contexts.create, new())
+    again = await scene.ask(contexts.restart, first["id"], new())
     for _ in range(2):
         assert await scene.ask(contexts.close, again["id"]) is None
     assert not scene.run(again["id"]).running, "it has ended once this is answered"
-    assert (await scene.ask(contexts.create, NewContext()))["running"]
+    assert (await scene.ask(contexts.create, new()))["running"]
 
 
 async def test_what_is_asked_of_a_context_is_sent_to_it_while_it_runs(
@@ -133,8 +137,8 @@ async def test_what_is_asked_of_a_context_is_sent_to_it_while_it_runs(
         return SimpleNamespace(stream=lambda _heartbeat_s: iter(()))
 
     monkeypatch.setattr(contexts, "Events", events)
-    context = (await scene.ask(contexts.create, NewContext()))["id"]
-    other = (await scene.ask(contexts.create, NewContext()))["id"]
+    context = (await scene.ask(contexts.create, new()))["id"]
+    other = (await scene.ask(contexts.create, new()))["id"]
     cell = "0" * 32
 
     async def interrupt(*more: str) -> None:
