@@ -22,6 +22,7 @@ from ringfence.execution.service import ExecutionService
 from ringfence.model import capabilities as can
 from ringfence.model.changes import Changes
 from ringfence.model.execution.config import ExecutionConfig
+from ringfence.model.fork import Merged
 from ringfence.model.template import TemplateRequest
 from ringfence.sessions.config import ManagerConfig, PoolConfig
 from ringfence.sessions.live import Live
@@ -189,24 +190,26 @@ async def test_forks_of_a_key_are_made_once(scene: Scene, ann: Client, bob: Clie
 
 
 async def test_a_merge_is_of_one_directory_in_the_way_that_was_asked_for(
-    scene: Scene, ann: Client
+    scene: Scene, ann: Client, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    into = await ann.create()
-    for name in ("in", "out"):
-        (scene.root(into) / name).mkdir()
-        (scene.root(into) / name / "both").write_text("base")
-    base = (await ann.made(f"/v1/sandboxes/{into}/snapshots"))["id"]
-    branch = await ann.create(snapshot_id=base)
-    for each, text in ((branch, "right"), (into, "left")):
-        (scene.root(each) / "in" / "both").write_text(text)
-    (scene.root(branch) / "out" / "new").write_text("new")
-    form = {"into": into, "base": base, "path": "in", "prefer": "theirs"}
-    for is_dry, text in ((True, "left"), (False, "right")):
-        asked = {**form, "dry_run": is_dry}
-        merged = await ann.made(f"/v1/sandboxes/{branch}/merge", asked)
-        assert [] == merged["conflicts"]
-        assert text == (scene.root(into) / "in" / "both").read_text()
-    assert not (scene.root(into) / "out" / "new").exists(), "it is outside the directory"
+    branch, into = await ann.create(), await ann.create()
+    asked: list[tuple[object, ...]] = []
+
+    def merge(*args: object, **more: object) -> Merged:
+        asked.append((*args, *(more[name] for name in ("path", "prefer", "dry_run", "client_id"))))
+        return Merged()
+
+    monkeypatch.setattr(scene.manager, "merge", merge)
+    form = {"into": into, "base": "snap-1"}
+    more = {"path": "in", "prefer": "theirs", "dry_run": True}
+    for each, body in ((ann, form), (ann, {**form, **more}), (admin, form)):
+        await each.made(f"/v1/sandboxes/{branch}/merge", body)
+    said = (branch, into, "snap-1")
+    assert [
+        (*said, ".", None, False, "ann"),
+        (*said, "in", "theirs", True, "ann"),
+        (*said, ".", None, False, None),
+    ] == asked
 
 
 async def test_changes_are_since_the_snapshot_that_is_named(
