@@ -6,8 +6,9 @@ import io
 import json
 import os
 import sys
+import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,11 +149,36 @@ def test_ray_is_started_unless_one_runs_and_a_node_without_a_server_is_no_succes
     assert 0 == cluster.cluster(["--join", "h:1", "up", "--json"])
     assert [("up", "h:1"), connected, ("start",)] == there.asked
     assert ["a"] == [each["node"] for each in json.loads(capfd.readouterr().out.splitlines()[-1])]
+    there.asked.clear()
+    assert 0 == cluster.cluster(["up", "--join", "h:1", "--address", "h:2"])
+    assert [("up", "h:1"), ("connect", "h:2", "default")] == there.asked[:2]
+    capfd.readouterr()
     there.ray.append("ray-b")
     assert 1 == cluster.cluster(["up"])
     assert "1 Ray nodes have no server yet" in capfd.readouterr().err
     assert 0 == cluster.cluster(["status"]), "which only shows"
     assert "nodes" == there.asked[-2][0]
+
+
+def test_why_a_node_does_not_start_is_told_and_steers_no_terminal(
+    there: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    from ringfence.cluster import admin
+
+    monkeypatch.setattr(admin, "troubles", lambda _directory: {"b": "no room\x1b[2J\nhere"})
+    assert 0 == cluster.nodes([])
+    assert "node b does not start: no room?[2J?here\n" == capfd.readouterr().err
+
+
+def test_what_a_thread_of_ray_prints_is_not_among_the_output(
+    there: Cluster, capfd: Capture
+) -> None:
+    assert 0 == cluster.cluster(["status", "--json"])
+    thread = threading.Thread(target=print, args=("a warning",))
+    thread.start()
+    thread.join()
+    told = capfd.readouterr()
+    assert (1, "a warning\n") == (len(json.loads(told.out)), told.err)
 
 
 def test_a_cluster_ends_with_the_number_of_its_nodes(there: Cluster, capfd: Capture) -> None:
@@ -251,6 +277,32 @@ def test_an_image_is_fetched_here_and_never_for_a_server(monkeypatch: pytest.Mon
     for given in ({"image": "debian"}, {"pull": "never"}):
         mcp._fetch_image(given)
         assert given == fetched[-1]
+
+
+def test_a_server_of_tools_has_its_sandboxes_from_where_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[Any] = []
+    stand_in: Any = ModuleType("ringfence.integrations.mcp.server")
+    stand_in.serve_http = lambda origin, *how: served.append((origin, *how))
+    stand_in.serve_stdio = lambda origin: served.append((origin,))
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setenv(mcp.TOKEN, "mine")
+    words = ["--server", "unix:/s", "--backend", "landlock", "--memory", "64m"]
+    assert 0 == mcp.main(["--http", "127.0.0.1:8765", *words])
+    origin, *how = served.pop()
+    assert ["127.0.0.1", 8765, "mine"] == how
+    options = origin.options
+    assert ("unix:/s", "landlock", 64 << 20) == (
+        origin.server, options["backend"], options["spec"].limits.memory_bytes,
+    )  # fmt: skip
+    assert 0 == mcp.main([])
+    [origin] = served.pop()
+    assert (None, {"spec"}) == (origin.server, {*origin.options})
+    for wrong in (["--protect", "x"], ["--http", "0.0.0.0:1"], ["x"]):
+        with pytest.raises(InvalidRequest):
+            mcp.main(wrong)
+    assert [] == served
 
 
 # -- the command itself ----------------------------------------------------------------------------
