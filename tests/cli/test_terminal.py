@@ -103,6 +103,39 @@ def test_say_is_one_line_whatever_it_is_told(capfd: pytest.CaptureFixture[str]) 
     terminal.say("two\nlines \ud800")
 
     assert "ringfence: two lines \\ud800\n" == capfd.readouterr().err
+    terminal.say("a\x1b]0;title\x07 \x9b2J \u202e é \udcff")
+    said = "a\\x1b]0;title\\x07 \\x9b2J \\u202e é \\xff"
+    assert f"ringfence: {said}\n" == capfd.readouterr().err
+
+
+def test_nobody_who_listens_is_no_error() -> None:
+    kept = os.dup(2)
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        terminal.say("to nobody")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_progress_ends_with_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def write(fd: int, _data: bytes) -> int:
+        written.append(fd)
+        raise OSError(errno.EIO, "gone")
+
+    progress = Progress("uploading", fd=7)
+    progress._on = True
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        for count in range(3):
+            progress(count, "x")
+    assert [7] == written
 
 
 def test_only_what_has_no_name_is_standard_output() -> None:
