@@ -234,3 +234,20 @@ def test_the_bar_is_drawn_seldom_and_at_the_end(
 def test_a_table_steers_no_terminal(capsys: Capture) -> None:
     image.print_table([("NAME", "OWNER"), ("a", "x\x1b[2J\ny"), ("bcd", "z")])
     assert "NAME  OWNER\na     x?[2J?y\nbcd   z\n" == capsys.readouterr().out
+
+
+def test_the_bar_goes_also_where_nothing_could_be_fetched(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, store: ImageStore
+) -> None:
+    from ringfence.images import registry
+
+    def pull(_name: str, *, progress: Any, **_how: Any) -> None:
+        progress("blob", 1, 2)
+        raise ImageNotFound("no such image")
+
+    monkeypatch.setattr(registry, "pull", pull)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with pytest.raises(ImageNotFound):
+        image._fetch("one", store, None, plain_http=False)
+    drawn = capsys.readouterr().err
+    assert ("blob [" in drawn, True) == (True, drawn.endswith("\r\x1b[K"))

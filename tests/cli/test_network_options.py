@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from ringfence.cli import network
 from ringfence.cli.network import Record, for_json, network_of
 from ringfence.errors import InvalidRequest
 from ringfence.model import Credential, NetworkEvent, NetworkLimits, NetworkPolicy, NetworkRule
@@ -150,7 +151,9 @@ def test_what_may_be_the_secret_itself_is_not_told(monkeypatch: pytest.MonkeyPat
         assert "hunter2" not in str(refusal.value)
 
 
-def test_a_policy_that_a_person_wrote_is_read_strictly(tmp_path: Path) -> None:
+def test_a_policy_that_a_person_wrote_is_read_strictly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "policy.json"
     for text, said in (
         ('{"mode": "limited", "mode": "unrestricted"}', "twice"), ("{}", "mode"),
@@ -162,6 +165,9 @@ def test_a_policy_that_a_person_wrote_is_read_strictly(tmp_path: Path) -> None:
         assert "net-policy" == refusal.value.field
     file.write_text(json.dumps(NetworkPolicy(learn=True).to_json()))
     assert policy_of(net_policy=str(file), secret=["api.test=TOKEN"]).learn
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "_MOST_BYTES", file.stat().st_size)
+        assert policy_of(net_policy=str(file)).learn, "as large as it may be"
     assert "network.allowed_hosts[0]" == field_of(net="localhost")
 
 

@@ -173,6 +173,18 @@ class TestWarnings:
 
 
 class TestRequests:
+    def test_a_script_without_a_place_leaves_the_directory_to_be_refused_by_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "x.py").touch()
+        [mount] = request.mounts({"workdir": "/w"}, ["python3", "x.py"])
+        assert ("/w/x.py", f"{tmp_path}/x.py") == (mount.target, mount.source)
+        assert () == request.mounts({"workdir": "relative"}, ["python3", "x.py"])
+        with pytest.raises(InvalidRequest) as refused:
+            request.make_spec({"workdir": "relative"}, ["python3", "x.py"])
+        assert "workdir" == refused.value.field
+
     def test_what_is_asked_for_is_the_spec(self) -> None:
         given: dict[str, Any] = {"user": "root", "memory": "64m", "pids": "7", "cpus": "0.5"}
         given |= {"env": ["A=1", "B=x=y"], "deny": ["/srv"], "allow-degraded": ["io_limit"]}

@@ -304,7 +304,14 @@ class TestInterpreter:
         assert ("", None, "E", "v") == (second.output, second.result, second.error, second.value)
         assert (1, ["a", "b"]) == (len(started), started[0].asked), "one, which keeps its variables"
 
-    def test_the_middle_of_long_output_is_left_out(self) -> None:
+    def test_the_middle_of_long_output_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        longest, drop = list[int](), module._drop_middle
+
+        def note(output: bytearray) -> int:
+            longest.append(len(output))
+            return drop(output)
+
+        monkeypatch.setattr(module, "_drop_middle", note)
         piece = b"x" * module._KEPT_BYTES
         one, _started = self.made(
             [[b"begin", piece, piece, piece, b"end\n", b"MARK", {"result": None}, b"\n"]]
@@ -314,6 +321,7 @@ class TestInterpreter:
         assert found.endswith("end")
         count = 3 * module._KEPT_BYTES + len(b"beginend\n") - module._KEPT_BYTES
         assert f"\n[{count} bytes of output are left out here]\n" in found
+        assert max(longest) <= 2 * module._KEPT_BYTES + (1 << 16), "nor is it held meanwhile"
 
     @pytest.mark.parametrize(
         "answer", [b"MARKno\n", b"MARK[1]\n", b'MARK{"result": 1}\n', b'MARK{"error": {"a": 1}}\n']
