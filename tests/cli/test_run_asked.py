@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,41 @@ class TestJson:
         told = json.loads(capfd.readouterr().out)
         assert (9, True, 2.5) == (told["signal"], told["timed_out"], told["duration_s"])
         assert told["truncated"], "the bound of the sandbox is that of each stream"
+
+    def test_it_is_written_whole_also_where_that_takes_its_time_or_nobody_reads(self) -> None:
+        kept = os.dup(1)
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        os.dup2(writing, 1)
+        found: list[bytes] = []
+
+        def drain() -> None:
+            while piece := os.read(reading, 1 << 14):
+                found.append(piece)
+
+        thread = threading.Thread(target=drain)
+        try:
+            os.close(writing)
+            full = {"stdout": "x" * (1 << 20)}
+            threading.Timer(0.02, thread.start).start()
+            result._print(full)
+            os.dup2(kept, 1)
+            thread.join(30)
+            assert full == json.loads(b"".join(found))
+            other, closed = os.pipe()
+            os.close(other)
+            os.dup2(closed, 1)
+            os.close(closed)
+            result._print(full)
+            os.dup2(full_disk := os.open("/dev/full", os.O_WRONLY), 1)
+            os.close(full_disk)
+            result.print_error(InvalidRequest("x"))
+            with pytest.raises(OSError, match="No space left"):
+                result._print(full)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.close(reading)
 
     @pytest.mark.parametrize("other", ["pip", "template"])
     def test_an_image_has_no_packages_added(self, other: str, bell: Bell) -> None:

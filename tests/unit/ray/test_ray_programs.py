@@ -84,7 +84,7 @@ def test_what_needs_its_own_process_is_refused_by_both_sides(calls: Any) -> None
     sandbox = Local()
     for method in (
         *("start", "open_read", "files.open_read", "files.exec", "files.__class__", "__class__"),
-        *("read", "files.", ""),
+        *("read", "files.", "", "other.read", "files.files.read"),
     ):
         with pytest.raises(Unsupported) as refusal:
             calls.check(method)
@@ -141,6 +141,16 @@ def test_who_says_nothing_is_shut_out_and_another_user_is_not_heard(
         silent.connect(f"\0{door.name}")
         said = b"".join(iter(lambda: silent.recv(1 << 16), b""))
     assert b"sbx" not in said
+    cancelled: list[bool] = []
+
+    class Timer(threading.Timer):
+        def cancel(self) -> None:
+            cancelled.append(True)
+            super().cancel()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    assert calls.by_socket(door.name, door.key, ("sbx-1", "state", (), {}))[0]
+    assert [True] == cancelled, "who has greeted may take longer"
     near, far = socket.socketpair()
     with near, far:
         assert os.getuid() == calls._peer_uid(near)
