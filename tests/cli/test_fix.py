@@ -282,3 +282,22 @@ def _zygote_of(sandbox: Sandbox) -> int:
     first: int = sandbox._inner.pid  # type: ignore[attr-defined]
     with open(f"/proc/{first}/stat", encoding="ascii") as file:
         return int(file.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.root
+def test_what_an_earlier_call_opened_stays_open_and_the_umask_is_the_callers(root: str) -> None:
+    settings = Path(root, "etc/sysctl.d/60-ringfence.conf")
+    later = Path(root, "proc/sys/user/max_user_namespaces")
+    later.write_text("15000\n")
+    before = os.umask(0o077)
+    try:
+        assert 0 == fix.main(undo=False, yes=True, root=root)
+        assert 0o077 == os.umask(0o077)
+    finally:
+        os.umask(before)
+    assert "max_user_namespaces" not in settings.read_text()
+    later.write_text("0\n")
+    assert 0 == fix.main(undo=False, yes=True, root=root)
+    assert ["kernel.unprivileged_userns_clone = 1", "user.max_user_namespaces = 15000"] == (
+        settings.read_text().splitlines()[1:]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -341,7 +342,6 @@ class TestTables:
 
 def test_a_terminal_is_put_back_as_it_was_and_unread_keys_go() -> None:
     import pty
-    import termios
 
     master, slave = pty.openpty()
     before = termios.tcgetattr(slave)
@@ -361,3 +361,14 @@ def test_a_terminal_is_put_back_as_it_was_and_unread_keys_go() -> None:
     os.close(slave)
     os.close(master)
     raw.restore()
+
+
+def test_a_terminal_that_tells_no_size_has_the_usual_one() -> None:
+    master, slave = os.openpty()
+    try:
+        assert (24, 80) == tty.size_of(slave)
+        termios.tcsetwinsize(slave, (7, 9))
+        assert (7, 9) == tty.size_of(-1, slave)
+    finally:
+        os.close(master)
+        os.close(slave)

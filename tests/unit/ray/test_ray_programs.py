@@ -270,6 +270,9 @@ def test_detached_ones_are_the_actors_of_their_node_and_those_that_live_are_list
     ray.actors["sandboxes-of-node-b"] = dead = ray.owner_of(sandboxes._Owner())
     dead.is_dead = True
     ray.actors["somebody-elses"] = ray.owner_of(SimpleNamespace(ids=lambda: ["x"]))
+    named = ray.util.list_named_actors
+    lost = {"namespace": "ringfence", "name": "sandboxes-of-lost"}  # since it was listed
+    ray.util.list_named_actors = lambda **how: [lost, *named(**how)]
     assert ["sbx-0", "sbx-1"] == [each.id for each in sandboxes.detached()]
     handle.terminate()
     assert 1 == made[0].ended
@@ -301,6 +304,30 @@ def test_a_task_ends_the_sandboxes_of_tasks_before_it_in_the_same_process(
     assert "task-1" == sandboxes._task_id()
     sandboxes._end_those_of_earlier_tasks()
     assert [1, 0, 0] == [each.ended for each in (earlier, same, actors)]
+
+
+def test_a_new_sandbox_is_of_its_task_and_the_first_ends_those_before(
+    ray: Ray, sandboxes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(sandboxes.Sandbox):  # type: ignore[misc]
+        id = "mine"
+
+        def __del__(self) -> None:
+            pass
+
+    made: Any = object.__new__(Mine)
+    monkeypatch.setattr(sandboxes.LocalSandbox, "create", classmethod(lambda _cls, _spec: made))
+    earlier = Owned("a", "task-0")
+    sandboxes._sandboxes[earlier.id] = earlier
+    assert sandboxes.Sandbox.create() is made
+    assert (1, "task-1") == (earlier.ended, made._task)
+    assert sandboxes._sandboxes["mine"] is made
+    elsewhere = SimpleNamespace(id="remote")
+    monkeypatch.setattr(
+        sandboxes.LocalSandbox, "create", classmethod(lambda _cls, _spec: elsewhere)
+    )
+    assert sandboxes.Sandbox.create() is elsewhere
+    assert "remote" not in sandboxes._sandboxes
 
 
 def test_in_its_own_process_a_sandbox_arrives_as_itself(ray: Ray, sandboxes: Any) -> None:
