@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,3 +195,49 @@ def test_a_measure_is_one_and_stands_behind_the_options(argv: list[str], field: 
     with pytest.raises(InvalidRequest) as refused:
         bench.main(argv)
     assert field == refused.value.field
+
+
+def test_a_benchmark_measures_what_is_asked_for_and_ends_by_a_signal_as_by_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ringfence.bench import main as measures
+
+    asked: list[Any] = []
+
+    def measure(names: Any, settings: Any, screen: Any) -> Any:
+        asked.append((names, settings, screen))
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as end:
+            handler(signal.SIGTERM, None)
+        assert 128 + signal.SIGTERM == end.value.code
+        return [], []
+
+    monkeypatch.setattr(measures, "measure", measure)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert 0 == bench.main(["--json", "--quick", "run", "create"])
+        assert [] == json.loads(capfd.readouterr().out)["rows"]
+        assert 0 == bench.main(["--json", "--server"])
+        assert 0 == bench.main(["--json"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (few, settings, screen), (server, _, _), (usual, _, _) = asked
+    assert (["create", "run"], True, None) == (few, settings.quick, screen)
+    assert ["server"] == server
+    assert not {*measures.ONLY_IF_ASKED} & {*usual}
+    assert {*measures.MEASURES} == {*usual, *measures.ONLY_IF_ASKED}
+
+
+def test_a_backend_whose_report_fails_is_not_usable_and_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def named(name: str) -> Any:
+        if name == "broken":
+            raise ZeroDivisionError("of somebody else's code")
+        return SimpleNamespace(report=lambda: report(name))
+
+    monkeypatch.setattr(doctor, "names", lambda: ("broken", "native"))
+    monkeypatch.setattr(doctor, "backend_named", named)
+    broken, native = doctor._reports()
+    assert (False, True) == (broken.available, native.available)
+    assert "somebody else's code" in broken.reason

@@ -61,6 +61,16 @@ def test_an_absolute_path_keeps_its_place(here: Path) -> None:
 
     assert [(path, path)] == scripts_of([path], "/work")
     assert [] == scripts_of(["/usr/bin/env"], "/work")
+    assert [] == scripts_of([f"{here}/sub/../a.py"], "/work"), "what it is called is not what it is"
+    assert [] == scripts_of(["python3", path], "/work"), "the interpreter reads it where it is"
+
+
+def test_a_link_to_a_directory_whose_name_begins_alike_leads_outside(here: Path) -> None:
+    (here.parent / "here-too").mkdir()
+    (here.parent / "here-too/a.py").write_text("")
+    (here / "alike.py").symlink_to("../here-too/a.py")
+    assert [] == scripts_of(["python3", "alike.py"], "/work")
+    assert [] == scripts_of(["./alike.py"], "/work")
 
 
 def test_a_link_is_resolved_once_and_keeps_its_name(here: Path) -> None:

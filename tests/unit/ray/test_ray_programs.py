@@ -207,9 +207,13 @@ def test_a_handle_calls_its_owner_and_says_where_it_is_when_that_is_gone(
             getattr(handle if name == "start" else handle.files, name)()
     assert not hasattr(handle, "nonesuch")
     assert not hasattr(handle, "_inner")
+    assert not hasattr(handle, "_maker"), "nor what a sandbox has for itself"
     assert not hasattr(handle.files, "__deepcopy__")
     arrive, (ticket,) = handle.__reduce__()
     assert ticket == arrive(ticket)._ticket
+    with handle:
+        pass
+    assert 1 == owner.inner._sandboxes["sbx-1"].ended
     owner.is_dead = True
     with pytest.raises(SandboxLost, match="node-b") as lost:
         handle.exec(["ls"])
