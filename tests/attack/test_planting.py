@@ -8,8 +8,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from ringfence.attack.result import ProbeResult
 from ringfence.attack.service import Service
 from ringfence.errors import NetworkPolicyError, Unsupported
 from ringfence.sandbox.sync import Sandbox
+from tests.features import require
 
 pytestmark = pytest.mark.anyone
 
@@ -92,6 +95,10 @@ def test_what_is_planted_can_be_found_and_is_gone_afterwards(
         assert sysv["shm_id"] == libc.shmget(sysv["shm_key"], 0, 0)
         assert sysv["sem_id"] == libc.semget(sysv["sem_key"], 0, 0)
         assert sysv["msg_id"] == libc.msgget(sysv["msg_key"], 0)
+        if told["queue"]:
+            opened = libc.mq_open(f"/{told['queue']}".encode(), os.O_RDONLY)
+            assert opened >= 0
+            os.close(opened)
         written = Path(planted.ro) / "file"
         written.write_text("changed")
         (Path(planted.ro) / "doomed").unlink()
@@ -104,6 +111,7 @@ def test_what_is_planted_can_be_found_and_is_gone_afterwards(
     assert [-1] * 3 == [
         libc.shmget(sysv["shm_key"], 0, 0), libc.semget(sysv["sem_key"], 0, 0), libc.msgget(sysv["msg_key"], 0),
     ]  # fmt: skip
+    assert -1 == libc.mq_open(f"/{told['queue'] or 'none'}".encode(), os.O_RDONLY)
     assert (before, descriptors) == (names_of_ours(), len(os.listdir("/proc/self/fd")))
     assert "RINGFENCE_ATTACK_CANARY" not in os.environ
     assert not os.path.exists(f"/proc/{told['marker_pid']}")
@@ -456,6 +464,29 @@ def test_results_are_told_as_they_come_and_only_an_own_backend_is_closed(
     assert ["closed"] == closed
 
 
+def test_probes_are_told_the_number_of_the_first_process_and_their_places(
+    few: dict[str, Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def note(_sandbox: Any, chosen: list[str], context: dict[str, Any]) -> inside.Found:
+        told.append(context)
+        return dict.fromkeys(chosen, ("held", "x"))
+
+    monkeypatch.setattr(runner, "run_inside", note)
+    monkeypatch.setattr(runner, "seen_from_the_host", lambda _sandbox, found: found)
+    place = nullcontext(SimpleNamespace())
+    lab: Any = SimpleNamespace(
+        canaries=SimpleNamespace(context={"init": 1, "rw": "usual"}), init_of=lambda _: {"init": 7},
+        sandbox=lambda: place, mounted=lambda: place, places=lambda _: {"rw": "its own"},
+        backend=SimpleNamespace(name="native"),
+    )  # fmt: skip
+    for kind in (kit.PLAIN, kit.MOUNTED):
+        assert {"files.both": ("held", "x")} == runner._run(lab, kind, ["files.both"])
+    assert [{"init": 7, "rw": "usual"}, {"init": 7, "rw": "its own"}] == told
+    assert {"init": 1, "rw": "usual"} == lab.canaries.context, "it is each sandbox's"
+
+
 # -- the host's word -------------------------------------------------------------------------------
 
 
@@ -493,3 +524,28 @@ def test_what_cried_out_inside_is_looked_at_again_from_the_host(
     assert ("inconclusive", "inside; declared: pids_limit degraded: all") == (status, evidence)
     nobody: Any = Stand(0)
     assert cried == again.seen_from_the_host(nobody, cried)
+
+
+_APART = """
+import ctypes, os, sys
+if ctypes.CDLL(None).unshare(0x10000000):
+    sys.exit(1)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_only_root_of_the_host_is_root_there() -> None:
+    require("user namespaces")
+    outside_id = os.getuid() or 70_000
+    with subprocess.Popen(
+        [sys.executable, "-ISc", _APART], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert b"\n" == child.stdout.readline()
+        Path(f"/proc/{child.pid}/setgroups").write_text("deny")
+        for name, outside in (("uid_map", outside_id), ("gid_map", os.getgid() or 70_000)):
+            Path(f"/proc/{child.pid}/{name}").write_text(f"0 {outside} 1")
+        found = again._ids(child.pid)
+        child.kill()
+    assert ("held", f"on the host: uid_map 0 {outside_id} 1") == (found.status, found.evidence)

@@ -86,6 +86,8 @@ def test_a_sandbox_is_made_as_the_job_and_the_request_say(
     )
     assert {"network": ["a.test"], "tier": "strong", "allow_degraded": ["cpu_limit"]} == asked[-1]
     assert 1 == len(made)
+    module.Backend(options=module.Options(backend="landlock")).create_sandbox(config())
+    assert ("landlock", None) == (asked[-1]["backend"], asked[-1].get("tier"))
     for network, dns, said in (
         ("public", ["1.1.1.1"], "leave dns out"),
         ("host", None, "named hosts alone"),
@@ -157,7 +159,7 @@ def test_a_command_has_what_rays_caller_asks_for(module: Any) -> None:
         backend.exec_command("s", "x", timeout=2.0)
     with pytest.raises(module.SandboxExecError):
         backend.exec_command("s", "x")
-    backend.exec_command("s", "x", shell="zsh")
+    assert 0 == backend.exec_command("s", "x", shell="zsh")[0]
     assert ["zsh", "-c", "x"] == asked[-1][0]
     with pytest.raises(module.SandboxExecError, match="a group cannot be chosen"):
         backend.exec_command("s", "x", user="0:0")
