@@ -341,3 +341,92 @@ def test_what_a_control_leaves_is_ended(tmp_path: Path) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what it had started
     process.wait(10)
+
+
+def test_a_flood_of_output_must_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = "resources.output-flood"
+    for grown, kept, is_cut, status in (
+        (0, 1, True, "held"), (0, 1, False, "escaped"), (0, 3, True, "escaped"), (32, 1, True, "escaped"),
+    ):  # fmt: skip
+        sizes = iter((100 << 20, (100 + grown) << 20))
+        monkeypatch.setattr(bombs, "_resident_bytes", lambda sizes=sizes: next(sizes))
+        lab = LabOfNothing(said(stdout=bytes(kept << 20), truncated=is_cut))
+        assert status == outcome(probe, lab)[0]
+        assert 1 << 20 == lab.asked[0][2]["max_output_bytes"]
+
+
+def test_processor_time_beyond_its_share_is_an_escape_unless_that_was_declared() -> None:
+    probe = "resources.processor-hog"
+    for used, status in (("0.15", "held"), ("0.16", "escaped"), ("", "held")):
+        lab = LabOfNothing(said(used))
+        assert status == outcome(probe, lab)[0]
+        assert {"cpus": 0.1} == lab.made[0].options["limits"]
+    weak = LabOfNothing(said("0.4"))
+    weak.protections = [SimpleNamespace(name="cpu_limit", status="missing", why="no cgroup")]
+    assert "inconclusive" == outcome(probe, weak)[0]
+    roomy = LabOfNothing(said("0.7"), protected=False)
+    assert ("escaped", {}) == (outcome(probe, roomy)[0], roomy.made[0].options["limits"])
+
+
+def test_a_backend_for_snapshots_is_closed_whatever_happens(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    def beside(directory: str) -> Any:
+        return SimpleNamespace(close=lambda: closed.append(directory))
+
+    lab: Any = SimpleNamespace(other_backend=beside)
+    snapshots = residue._snapshots(lab)
+    _backend, directory = snapshots.__enter__()
+    assert os.path.isdir(directory)
+    problem = RingfenceError("on purpose")
+    with pytest.raises(RingfenceError, match="on purpose"):
+        snapshots.__exit__(RingfenceError, problem, None)
+    assert [directory] == closed
+    assert not os.path.exists(directory)
+
+
+def test_only_what_still_runs_is_left_and_only_parents_below_the_maker_are_guards() -> None:
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not timeouts._runs(child.pid), "a zombie does not run"
+    assert not timeouts._runs(child.pid)
+    assert timeouts._runs(os.getpid())
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        first = int(guard.stdout.readline())
+        assert [guard.pid] == timeouts._between(os.getpid(), first)
+        assert [] == timeouts._between(guard.pid, first), "nobody is between"
+        assert [] == timeouts._between(first, guard.pid), "whose maker is another"
+        os.kill(first, signal.SIGKILL)
+
+
+def test_a_control_of_a_timeout_sweeps_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[str] = []
+    canaries = SimpleNamespace(directory=str(tmp_path), token="0123456789")
+    lab: Any = SimpleNamespace(canaries=canaries)
+    monkeypatch.setattr(timeouts, "command", lambda *_words, path: ["sleep", "600", path])
+    monkeypatch.setattr(timeouts, "_sweep", swept.append)
+    monkeypatch.setattr(timeouts, "host_processes", lambda _path: [1])
+    assert "escaped" == timeouts.timed_plainly(lab, "many").status
+    path = f"{tmp_path}/many-01234567.zip"
+    assert [path] == swept
+    started: list[Any] = []
+    begin = subprocess.Popen
+
+    def popen(*words: Any, **how: Any) -> Any:
+        started.append(begin(*words, **how))
+        return started[-1]
+
+    def fail(_path: str) -> list[int]:
+        raise RingfenceError("on purpose")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(timeouts, "host_processes", fail)
+    with pytest.raises(RingfenceError):
+        timeouts.timed_plainly(lab, "many")
+    assert [path] * 2 == swept
+    started[0].kill()  # as sweeping does
+    started[0].wait()

@@ -407,10 +407,16 @@ class TestSupervisor:
     ) -> None:
         waits: list[Any] = []
         news: Any = [[(0, 1)], [(0, 1)]]
-        poll = SimpleNamespace(
-            register=lambda *_: None, poll=lambda most: waits.append(most) or news.pop(0)
-        )
-        select = SimpleNamespace(poll=lambda: poll, POLLIN=1)
+
+        class Poll:
+            def register(self, *_: Any) -> None:
+                pass
+
+            def poll(self, most_ms: float | None) -> Any:
+                waits.append(most_ms)
+                return news.pop(0)
+
+        select = SimpleNamespace(poll=Poll, POLLIN=1)
         monkeypatch.setattr(supervise, "select", select)
         run = Run()
         supervisor = self.supervisor(bell, run)
