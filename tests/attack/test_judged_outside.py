@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
+import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,16 @@ from typing import Any
 import pytest
 
 from ringfence.attack.lab import eventually, host_processes
-from ringfence.attack.outside import bombs, descriptors, neighbours, register, residue, timeouts
+from ringfence.attack.outside import (
+    bombs,
+    descriptors,
+    host_side,
+    neighbours,
+    races,
+    register,
+    residue,
+    timeouts,
+)
 from ringfence.errors import RingfenceError, SandboxLost, Unsupported
 
 pytestmark = pytest.mark.anyone
@@ -89,7 +101,7 @@ def _inside(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(sandbox: Box, module: str, function: str, *words: str, **how: Any) -> Any:
         return sandbox.lab.answer(sandbox, (module, function, *words), how)
 
-    for module in (bombs, neighbours, residue, timeouts):
+    for module in (bombs, neighbours, races, residue, timeouts):
         monkeypatch.setattr(module, "run", run)
         if hasattr(module, "start"):
             monkeypatch.setattr(module, "start", lambda sandbox, *_, **__: sandbox.lab.process)
@@ -379,8 +391,7 @@ def test_a_backend_for_snapshots_is_closed_whatever_happens(tmp_path: Path) -> N
     _backend, directory = snapshots.__enter__()
     assert os.path.isdir(directory)
     problem = RingfenceError("on purpose")
-    with pytest.raises(RingfenceError, match="on purpose"):
-        snapshots.__exit__(RingfenceError, problem, None)
+    assert not snapshots.__exit__(RingfenceError, problem, None), "it goes on to the caller"
     assert [directory] == closed
     assert not os.path.exists(directory)
 
@@ -430,3 +441,67 @@ def test_a_control_of_a_timeout_sweeps_whatever_happens(
     assert [path] * 2 == swept
     started[0].kill()  # as sweeping does
     started[0].wait()
+
+
+def test_a_service_inside_is_told_from_a_program_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host may have a program at the same port."""
+    spoken: list[bytes] = []
+
+    def begin(_sandbox: Any, _module: str, _function: str, word: str) -> Any:
+        spoken.append(word.encode())
+        return None
+
+    monkeypatch.setattr(host_side, "start", begin)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(host_side, "first_line", lambda _process: str(port))
+
+        def answer(is_inside: bool) -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.sendall(spoken[-1] if is_inside else b"another's")
+
+        for is_inside, expected in ((True, "escaped"), (False, "held")):
+            thread = threading.Thread(target=answer, args=(is_inside,))
+            thread.start()
+            lab = LabOfNothing()
+            assert expected == outcome("network.inbound", lab)[0]
+            assert {"network": "none"} == lab.made[0].options
+            thread.join(60)
+    assert ("held", os.strerror(errno.ECONNREFUSED)) == outcome("network.inbound", LabOfNothing())
+    monkeypatch.setattr(host_side, "first_line", lambda _process: "")
+    assert "inconclusive" == outcome("network.inbound", LabOfNothing())[0]
+    full = SimpleNamespace(connect_ex=lambda _at: errno.EAGAIN, settimeout=lambda _s: None)
+    stand_in = SimpleNamespace(socket=lambda: nullcontext(full), MSG_WAITALL=0)
+    monkeypatch.setattr(host_side, "first_line", lambda _process: "1")
+    monkeypatch.setattr(host_side, "socket", stand_in)
+    assert "inconclusive" == outcome("network.inbound", LabOfNothing())[0]
+
+
+def test_one_who_swaps_is_killed_and_what_is_found_at_first_is_an_escape(tmp_path: Path) -> None:
+    killed: list[bool] = []
+    lab = LabOfNothing()
+    lab.mount = lambda target, source: (target, source)  # type: ignore[attr-defined]
+    lab.at = lambda target, source: target  # type: ignore[attr-defined]
+    lab.process = SimpleNamespace(
+        kill=lambda: killed.append(True), line="swapping", stderr=SimpleNamespace(read=lambda: b"")
+    )
+    there: Any = lab
+    with races._swapped(there, str(tmp_path), "more") as (place, _sandbox):
+        assert "as it was" == Path(place, "tree/dir/more").read_text()
+        assert str(tmp_path) == os.readlink(f"{place}/aside/link")
+    assert ([True], False) == (killed, os.path.exists(place))
+    lab.process.line = ""
+    with pytest.raises(RuntimeError, match="nothing is swapped"), races._swapped(there, "/"):
+        pass
+    assert [True] * 2 == killed
+    tried: list[int] = []
+
+    def attack(number: int) -> str:
+        tried.append(number)
+        return "found" if number == 1 else ""
+
+    assert "at the 1th time: found" == races._tried(there, attack).evidence
+    assert [1] == tried
