@@ -477,12 +477,57 @@ class TestEventStreams:
             for node in scene.there.values():
                 node.asked.clear()
             last = ids[1].removeprefix("id: ").encode()
-            await self.stream(scene, b"follow=true", 1, last)
+            await self.stream(scene, b"follow=true&since=1000000", 1, last)
             [asked_a] = [each for each in scene.there[A].asked if "follow" in each.target][:1]
             assert ("1-1", "/v1/events?follow=true&since=0") == (
                 asked_a.headers["last-event-id"],
                 asked_a.target,
             )
+
+    def hanging(self, asked: Asked) -> Reply | None:
+        return None if "follow" in asked.target else self.node("")(asked)
+
+    async def test_nodes_that_come_are_read_whole_and_those_that_go_no_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sleep = asyncio.sleep
+        monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0.001))
+        answers = {A: self.hanging, B: self.node(B, made={"seq": 1, "time": 2.0})}
+        async with scene_of(tmp_path, **answers) as scene:
+            known = scene.nodes._known
+            later = known.pop(B)
+            first, second = scene.there[A], scene.there[B]
+            reading = asyncio.ensure_future(self.stream(scene, b"follow=true&since=1000000", 1))
+            async with asyncio.timeout(30.0):
+                while not any("follow" in each.target for each in first.asked):
+                    await sleep(0)
+                assert not second.asked
+                del known[A]
+                await first.has_left.wait()
+                known[B] = later
+                assert 1 == len(await reading)
+            assert "/v1/events?follow=true&since=0" == second.asked[0].target, "all of it is news"
+
+    async def test_nodes_are_left_by_who_leaves(self, tmp_path: Path) -> None:
+        """One that has said nothing yet, and one within its answer."""
+        is_left = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            block = b'id: 1-1\nevent: made\ndata: {"seq": 1, "time": 2.0}\n\n'
+            head = b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(b"%b%x\r\n%b\r\n" % (head, len(block), block))
+            await reader.read()
+            is_left.set()
+            writer.close()
+
+        async with scene_of(tmp_path, **{A: self.hanging, B: self.hanging}) as scene:
+            scene.nodes._known[B].form["socket"] = str(tmp_path / "own")
+            async with await asyncio.start_unix_server(serve, tmp_path / "own"):
+                await self.stream(scene, b"follow=true", 1)
+                async with asyncio.timeout(30.0):
+                    await is_left.wait()
+                    await scene.there[A].has_left.wait()
 
     async def test_an_id_that_no_stream_has_told_begins_with_a_gap(self, tmp_path: Path) -> None:
         async with scene_of(tmp_path, **{A: self.node(A)}) as scene:
