@@ -397,6 +397,14 @@ class TestCopies:
                 await self.copy(scene)
             assert [] == scene.there[B].asked
 
+    async def test_a_source_is_left_where_the_sink_is_away(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: saying(b"x" * (1 << 21)), B: saying({})}) as scene:
+            (tmp_path / B).unlink()
+            with pytest.raises(ServerUnreachable):
+                await self.copy(scene)
+            async with asyncio.timeout(30.0):
+                await scene.there[A].has_left.wait()
+
     async def test_what_the_sink_refuses_is_told(self, tmp_path: Path) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from ringfence.errors import (
     BackendUnavailable,
     ImageNotFound,
     ResourceExhausted,
+    RingfenceError,
 )
 
 pytestmark = pytest.mark.anyone
@@ -207,3 +209,25 @@ def test_a_node_is_found_by_what_it_has_now() -> None:
         assert "n7" not in chosen()
         assert [] == [each for each in fleet._by_pressure if each[1] == "n7"]
         fleet.put(nodes[7])
+
+
+@pytest.mark.parametrize(
+    ("need", "having"),
+    [
+        (Need(tier="strong"), {"tiers": ("light", "strong")}),
+        (Need(backend="gvisor"), {"backends": ("gvisor",)}),
+        (Need(image="i"), {"images": frozenset(["i"])}),
+        (Need(labels={"zone": "a"}), {"labels": {"zone": "a"}}),
+    ],
+)
+def test_what_a_node_has_since_is_found_and_what_it_has_no_more_is_not(
+    need: Need, having: dict[str, Any]
+) -> None:
+    plain = _node(7, tiers=(), backends=(), images=frozenset(), labels={})
+    fleet = Fleet([replace(plain, node_id="n1"), plain])
+    fleet.put(replace(plain, **having))
+    assert "n7" == fleet.choose(need, Random(1)).node_id
+    fleet.put(plain)
+    with pytest.raises(RingfenceError):
+        fleet.choose(need, Random(1))
+    assert {} == fleet._having

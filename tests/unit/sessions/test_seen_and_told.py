@@ -543,6 +543,20 @@ class TestTakenOrMade:
         manager.extend(live.id, 3.0)
         assert clock.now() + 3.0 == live.next_look
 
+    def test_one_that_is_in_another_state_is_looked_at_by_the_time_of_that(
+        self, manager: SessionManager, clock: FakeClock
+    ) -> None:
+        timeouts = SessionTimeouts(idle_s=40.0, detach_s=20.0, suspend_s=8.0)
+        options = AcquireOptions(timeouts=timeouts)
+        live = find(manager, manager.acquire(options=options, client_id="ann").id)
+        for verb, after_s in (
+            (manager.detach, 5.0),
+            (manager.suspend, 8.0),
+            (manager.resume, 10.0),
+        ):
+            verb(live.id)
+            assert clock.now() + after_s == live.next_look
+
     def test_who_releases_one_that_was_made_may_have_another_of_its_kind_kept_warm(
         self, backend: Unconfined, clock: FakeClock
     ) -> None:

@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
 import pytest
+from tests.unconfined import Unconfined
 
 from ringfence.errors import InvalidRequest, QuotaExceeded, TooLarge
+from ringfence.sessions.config import ManagerConfig, PoolConfig
+from ringfence.sessions.manager import SessionManager
 from ringfence.sessions.templates.places import Places, Upload, short
 
 pytestmark = pytest.mark.anyone
@@ -159,3 +162,14 @@ def _age(places: Places, age_s: float) -> None:
     for here, _, names in os.walk(os.path.dirname(places.path("uploads", "x"))):
         for name in names:
             os.utime(os.path.join(here, name), (then, then))
+
+
+def test_what_no_state_directory_keeps_is_gone_with_its_manager() -> None:
+    config = ManagerConfig(pool=PoolConfig(enabled=False))
+    with (
+        closing(Unconfined()) as backend,
+        SessionManager(config, backends=[backend], background=False) as manager,
+    ):
+        place = manager.templates.places.path("uploads", "x")
+        assert os.path.isdir(os.path.dirname(place))
+    assert not os.path.exists(place.removesuffix("/uploads/x"))
