@@ -280,9 +280,7 @@ class TestReleases:
         node: Any = Node.__new__(Node)
 
         def shard(name: str, goes: bool) -> Any:
-            return SimpleNamespace(
-                may_go=lambda: goes, release=lambda: did.append(name) is None
-            )
+            return SimpleNamespace(may_go=lambda: goes, release=lambda: did.append(name) is None)
 
         node._shards, node._release = [shard("one", True), shard("two", may_go)], threading.Lock()
         for _ in range(2):
