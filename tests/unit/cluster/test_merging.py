@@ -13,10 +13,14 @@ from starlette.requests import ClientDisconnect
 from tests.unit.cluster.nodes_there import SECRET, Asked, Reply, Scene, scene_of
 
 from ringfence.api.access import gateways
-from ringfence.api.access.caller import ADMIN, USER, Caller
+from ringfence.api.access.caller import USER, Caller
 from ringfence.cluster.scatter import MERGED, joined, total
-from ringfence.cluster.templates import Templates
-from ringfence.errors import InvalidRequest, NotFound, PermissionDenied, ServerUnreachable
+from ringfence.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    ServerUnreachable,
+)
 from ringfence.model.execution.execution import TierSupport
 
 pytestmark = pytest.mark.anyone
@@ -541,98 +545,3 @@ class TestEventStreams:
         async with scene_of(tmp_path, **{A: self.node(A)}) as scene:
             [gap] = await self.stream(scene, b"follow=true", 1, b"nonsense!")
             assert gap.startswith("event: gap\n")
-
-
-class TestTemplates:
-    def scene_templates(self, scene: Scene) -> Templates:
-        store: Any = scene.store
-        return Templates(store, scene.nodes, scene.scatter)
-
-    async def test_a_home_stays_until_it_drains_or_is_lost(self, tmp_path: Path) -> None:
-        async with scene_of(tmp_path, **{A: saying({}), B: saying({})}) as scene:
-            templates = self.scene_templates(scene)
-            first = (await templates.home("ann")).tag
-            assert first == (await self.scene_templates(scene).home("ann")).tag
-            scene.put({**scene.there[first].form, "is_draining": True, "beat": "2"})
-            second = (await templates.home("ann")).tag
-            assert {A, B} == {first, second}
-            scene.put({**scene.there[first].form, "beat": "3"})
-            assert second == (await templates.home("ann")).tag, "it does not go back"
-            scene.lose(second)
-            assert first == (await templates.home("ann")).tag
-
-    async def test_where_all_drain_a_home_is_kept(self, tmp_path: Path) -> None:
-        async with scene_of(tmp_path, **{A: saying({}), B: saying({})}) as scene:
-            for tag in (A, B):
-                scene.put({**scene.there[tag].form, "is_draining": True, "beat": "2"})
-            assert (await self.scene_templates(scene).home("ann")).tag in (A, B)
-
-    def form(self, tag: str, **changes: Any) -> dict[str, Any]:
-        form: dict[str, Any] = {
-            "id": f"tpl-0190b5a4-0000-7000-8000-{tag}0000",
-            "name": "web",
-            "build_id": "b",
-        }
-        form |= {"tags": {}, "owner": "ann", "is_ready": True, "updated_at": 1.0}
-        return {**form, **changes}
-
-    def answering(self, *forms: dict[str, Any]) -> Any:
-        def answer(asked: Asked) -> Reply:
-            name = asked.target.rpartition("/")[2]
-            found = [each for each in forms if name in (each["name"], each["id"])]
-            if name == "templates":
-                return 200, {}, {"items": list(forms)}
-            return (
-                (200, {}, {"items": found})
-                if found
-                else (404, {}, {"code": "not_found", "message": "none"})
-            )
-
-        return answer
-
-    @pytest.mark.parametrize(
-        ("ready", "shares", "expected"), [(True, False, B), (True, True, ""), (False, True, B)]
-    )
-    async def test_a_template_is_used_on_its_node_unless_it_is_shared(
-        self, ready: bool, shares: bool, expected: str, tmp_path: Path
-    ) -> None:
-        config = {"snapshot_store": "s3://x"} if shares else {}
-        answers = {A: self.answering(), B: self.answering(self.form(B, is_ready=ready))}
-        async with scene_of(tmp_path, config, **answers) as scene:
-            templates = self.scene_templates(scene)
-            assert expected == await templates.source("web", Caller("ann", USER))
-            assert await templates.source("none", Caller("ann", USER)) is None
-            assert await templates.source("default", Caller("ann", USER)) is None
-            assert await templates.source("No Name", Caller("ann", USER)) is None
-            assert B == (await templates.at("web", Caller("ann", USER))).tag
-
-    async def test_ones_own_come_before_public_ones_and_ready_before_newer(
-        self, tmp_path: Path
-    ) -> None:
-        public = self.form(A, owner="bob", updated_at=9.0)
-        old, new = self.form(B, updated_at=2.0), self.form(B, updated_at=3.0, is_ready=False)
-        new["id"] = f"tpl-0190b5a4-0000-7000-8001-{B}0000"
-        answers = {A: self.answering(public), B: self.answering(new, old)}
-        async with scene_of(tmp_path, **answers) as scene:
-            templates = self.scene_templates(scene)
-            found = await templates._forms("web", Caller("ann", USER), "")
-            assert [old["id"], new["id"]] == [each["id"] for each in found]
-            theirs = await templates._forms("web", Caller("root", ADMIN), "bob")
-            assert [public["id"]] == [each["id"] for each in theirs]
-            asked = scene.there[A].asked[-1]
-            whose = gateways.unseal(
-                SECRET, asked.headers[gateways.HEADER], "GET", b"/v1/templates/web"
-            )
-            assert whose is not None
-            assert ("bob", USER) == (whose.client, whose.scope)
-
-    async def test_a_template_of_a_lost_node_is_lost(self, tmp_path: Path) -> None:
-        from ringfence.errors import SandboxLost
-
-        async with scene_of(tmp_path, **{A: self.answering(), B: self.answering()}) as scene:
-            templates = self.scene_templates(scene)
-            name = self.form(B)["id"]
-            assert B == (await templates.at(name, Caller("ann", USER))).tag
-            scene.lose(B)
-            with pytest.raises(SandboxLost):
-                await templates.at(name, Caller("ann", USER))

@@ -207,6 +207,18 @@ async def test_only_names_that_are_bound_to_who_refused_are_freed(tmp_path: Path
         assert (set(), None) == (placing.tried, placing.refused)
 
 
+async def test_a_name_that_another_gateway_binds_meanwhile_stays_bound(tmp_path: Path) -> None:
+    def refuse(_asked: Asked) -> Reply:
+        scene.store.put("bind/x", Binding(B, 1.0).written())
+        return 503, {}, {"code": "resource_exhausted", "message": "no"}
+
+    async with scene_of(tmp_path, **{A: refuse, B: made}) as scene:
+        scene.store.put("bind/x", Binding(A, 1.0).written())
+        assert 503 == (await place(scene, "x"))[0]
+        assert {A: 1, B: 0} == creates(scene)
+        assert B == await scene.placer.bound("x")
+
+
 def snapshot_at(tag: str) -> str:
     return f"snap-0190b5a4-0000-7000-8000-{tag}0000"
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.cluster.nodes_there import Scene, form_of, scene_of
+from tests.unit.cluster.nodes_there import SECRET, Scene, form_of, scene_of
 from tests.unit.cluster.test_placing import A, B, C, creates, made, refusing
 
+from ringfence.api.access import gateways
 from ringfence.api.access.caller import ADMIN, USER, Caller
 from ringfence.cluster.bindings import Binding, id_name
 from ringfence.cluster.moved import MOVED, Moved
 from ringfence.cluster.nodes import Known
 from ringfence.cluster.placing import key_name
 from ringfence.cluster.reviving import bring_back, revive
-from ringfence.errors import ResourceExhausted
+from ringfence.errors import ResourceExhausted, SandboxLost, SandboxNotFound
 
 pytestmark = pytest.mark.anyone
 
@@ -146,4 +147,31 @@ class TestSavedMemory:
             found = await back(scene, node=B)
             assert found is not None
             assert C == found.tag
+            assert {B: 0, C: 0} == creates(scene)
+
+    async def test_it_is_brought_back_for_its_owner_and_no_other_client(
+        self, tmp_path: Path
+    ) -> None:
+        async with scene_of(tmp_path, **{B: made}) as scene:
+            restoring(scene, **{B: 0.0})
+            with pytest.raises(SandboxNotFound):
+                await back(scene, Caller("bob", USER))
+            assert {B: 0} == creates(scene)
+            found = await back(scene, Caller("root", ADMIN))
+            assert found is not None
+            [asked] = scene.there[B].asked
+            whose = gateways.unseal(
+                SECRET, asked.headers[gateways.HEADER], "POST", b"/v1/sandboxes"
+            )
+            assert whose is not None
+            assert ("ann", USER) == (whose.client, whose.scope), "it stays its owner's"
+
+    async def test_that_it_went_with_a_later_node_is_told_to_its_owner(
+        self, tmp_path: Path
+    ) -> None:
+        async with scene_of(tmp_path, **{B: made, C: made}) as scene:
+            scene.lose(B, WHOLE)
+            with pytest.raises(SandboxLost):
+                await back(scene, node=B)
+            assert await back(scene, Caller("bob", USER), node=B) is None
             assert {B: 0, C: 0} == creates(scene)
