@@ -175,3 +175,12 @@ class TestSavedMemory:
                 await back(scene, node=B)
             assert await back(scene, Caller("bob", USER), node=B) is None
             assert {B: 0, C: 0} == creates(scene)
+
+    async def test_the_node_that_it_has_left_is_asked_for_it_no_more(self, tmp_path: Path) -> None:
+        async with scene_of(tmp_path, **{A: made, B: made}) as scene:
+            restoring(scene, **{B: 0.0})
+            scene.store.put(f"bind/{id_name(ID)}", Binding(A, 1.0, ID).written())
+            found = await back(scene)
+            assert found is not None
+            assert (B, {A: 0, B: 1}) == (found.tag, creates(scene))
+            assert B == bound(scene)["id"]
