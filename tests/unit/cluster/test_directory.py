@@ -35,7 +35,7 @@ class Head:
             if space == namespace and (each.startswith(key) if del_by_prefix else each == key):
                 del self.values[space, each]
 
-    def list(self, prefix: bytes, *, namespace: bytes) -> list[bytes]:
+    def keys(self, prefix: bytes, *, namespace: bytes) -> list[bytes]:
         found = [key for space, key in self.values if space == namespace and key.startswith(prefix)]
         return found[::-1]
 
@@ -54,7 +54,7 @@ def head(monkeypatch: pytest.MonkeyPatch) -> Head:
     experimental: Any = ModuleType("ray.experimental")
     kv: Any = ModuleType("ray.experimental.internal_kv")
     kv._internal_kv_get, kv._internal_kv_put = made.get, made.put
-    kv._internal_kv_del, kv._internal_kv_list = made.remove, made.list
+    kv._internal_kv_del, kv._internal_kv_list = made.remove, made.keys
     ray.experimental, experimental.internal_kv = experimental, kv
     for module in (ray, experimental, kv):
         monkeypatch.setitem(sys.modules, module.__name__, module)

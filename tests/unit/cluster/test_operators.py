@@ -115,7 +115,11 @@ def test_a_node_is_asked_to_save_its_own_sandboxes(ray: Any) -> None:
 def test_ray_is_asked_for_what_all_clusters_need(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     sdk: Any = ModuleType("ray.autoscaler.sdk")
-    sdk.request_resources = lambda bundles: asked.append(bundles)
+
+    def request_resources(*, bundles: list[Any]) -> None:
+        asked.append(bundles)
+
+    sdk.request_resources = request_resources
     for name, module in (("ray.autoscaler", ModuleType("ray.autoscaler")), (sdk.__name__, sdk)):
         monkeypatch.setitem(sys.modules, name, module)
     store = Cluster()

@@ -17,6 +17,7 @@ from tests.unit.cluster.stored import Stored
 
 from ringfence.cluster import node as module
 from ringfence.cluster.node import Node, Shard
+from ringfence.daemon import succession
 from ringfence.daemon.membership import DRAINED
 from ringfence.store.directory import StateDirectory
 
@@ -280,7 +281,11 @@ class TestReleases:
         node: Any = Node.__new__(Node)
 
         def shard(name: str, goes: bool) -> Any:
-            return SimpleNamespace(may_go=lambda: goes, release=lambda: did.append(name) is None)
+            def release() -> bool:
+                did.append(name)
+                return True
+
+            return SimpleNamespace(may_go=lambda: goes, release=release)
 
         node._shards, node._release = [shard("one", True), shard("two", may_go)], threading.Lock()
         for _ in range(2):
@@ -291,7 +296,7 @@ class TestReleases:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stopped: list[str] = []
-        monkeypatch.setattr(module.succession, "stop", stopped.append)
+        monkeypatch.setattr(succession, "stop", stopped.append)
         held = StateDirectory(str(tmp_path / "held"))
         try:
             (tmp_path / "left").mkdir()

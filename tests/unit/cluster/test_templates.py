@@ -84,12 +84,14 @@ class TestTemplates:
             if "uploads" in asked.target:
                 is_tar = "tar" in asked.headers.get("accept", "")
                 return 200, {}, b"content" if is_tar else {"present": present}
-            return self.answering()(asked)
+            answer: Reply = self.answering()(asked)
+            return answer
 
         def elsewhere(asked: Asked) -> Reply:
             if "uploads" in asked.target:
                 return 200, {}, {"present": False}
-            return self.answering(self.form(B))(asked)
+            answer: Reply = self.answering(self.form(B))(asked)
+            return answer
 
         async with scene_of(tmp_path, **{A: at_home, B: elsewhere}) as scene:
             scene.store.put(_home_key("ann"), Binding(A, time.time()).written())
@@ -100,7 +102,7 @@ class TestTemplates:
             async def copy(*parts: Any) -> None:
                 copied.append(parts[3])
 
-            scene.scatter.copy = copy  # type: ignore[method-assign]
+            scene.scatter.copy = copy  # type: ignore[method-assign, assignment]
             site = await self.scene_templates(scene).site(request, Caller("ann", USER))
             assert B == site.tag
             assert ([b"/v1/uploads/" + b"0" * 64] if present else []) == copied

@@ -398,10 +398,9 @@ class TestLiveForks:
         """Its snapshot ends it: what was restored is what its object has, and the old one is told."""
         inner, moved = Whole({"one": "sleep"}), list[tuple[list[Any], Any]]()
         sandbox = self.sandbox(inner, _started={"one": self.started("one")})
-        inner.snapshot = home.snapshot  # type: ignore[attr-defined]
-        inner.move = lambda templates, there: moved.append(  # type: ignore[attr-defined]
-            (templates, there)
-        )
+        noting: Any = inner
+        noting.snapshot = home.snapshot
+        noting.move = lambda templates, there: moved.append((templates, there))
         sandbox._as_it_is = lambda: PLAIN
         sandbox._take_place = lambda there: vars(sandbox).update(_inner=there)
         given: Any = home
