@@ -124,3 +124,19 @@ class TestOperators:
         assert [[{"id": "x"}]] == told
         with pytest.raises(NotFound):
             admin.wait_drained(directory, B, 0.0, told.append)
+
+    def test_a_node_that_is_taken_back_meanwhile_saves_nothing_more(
+        self, directory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+
+        def settle(_directory: Any, tag: str) -> Any:
+            asked.append(tag)
+            self.put(directory, A)
+            return [{"id": "x"}]
+
+        monkeypatch.setattr(admin, "settle", settle)
+        monkeypatch.setattr(admin, "_LOOK_S", 0.0)
+        self.put(directory, A, is_draining=True)
+        assert not admin.wait_drained(directory, A, 0.02, lambda _: None)
+        assert [A] == asked
