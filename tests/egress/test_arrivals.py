@@ -521,6 +521,15 @@ def test_a_flood_of_one_sort_hides_nothing_of_the_other_and_is_counted(
     assert [False, False, True, True] == events
     assert [{"s": 4}] == [message["missed"] for message in told if "missed" in message]
     assert (2, {}) == (len(made._rates), made._missed)
-    made.forget("s")
+    told.clear()
+    for number in range(3):  # questions are of the rest, whatever they are answered
+        made.add("t", "dns", allowed=True, host=f"{number}.test")
+    for _ in range(2):
+        made.add("t", "tcp", allowed=True)
+    made.flush()
+    kinds = [each["kind"] for message in told for each in message.get("events", ())]
+    assert ["dns", "dns", "tcp", "tcp"] == kinds
+    for name in ("s", "t"):
+        made.forget(name)
     assert {} == made._rates
     loop.close()
