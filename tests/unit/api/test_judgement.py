@@ -512,7 +512,7 @@ TIMEOUTS = [each.name for each in fields(SessionTimeouts) if each.name.endswith(
 def test_no_time_of_a_session_is_longer_than_the_ceiling(name: str) -> None:
     most = Permissions(most=Ceilings(Limits(idle_timeout_s=60)))
     for asked, found in ((60.0, ""), (60.5, f"timeouts.{name}"), (None, f"timeouts.{name}")):
-        times = {**dict.fromkeys(TIMEOUTS, 1.0), name: asked}
+        times: dict[str, Any] = {**dict.fromkeys(TIMEOUTS, 1.0), name: asked}
         options = AcquireOptions(timeouts=SessionTimeouts(**times))
         assert found == field_of(ANN, options, most=most.most)
         assert "" == field_of(ANN, options), "the control: no ceiling"

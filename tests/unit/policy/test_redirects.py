@@ -212,7 +212,7 @@ def test_sixty_four_networks_have_a_redirect_each_and_one_more_has_not() -> None
 
 
 def test_beside_loopback_nothing_is_loopback() -> None:
-    near = ("126.0.0.0/8", "126.255.255.255/32", "128.0.0.0/32", "12.7.0.1/32")
+    near: tuple[str, ...] = ("126.0.0.0/8", "126.255.255.255/32", "128.0.0.0/32", "12.7.0.1/32")
     near += ("::2/128", "::12/128", "::1:0:1/128")
     plan = redirects_of(NetworkPolicy(allowed_hosts=near))
 
