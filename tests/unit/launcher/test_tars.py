@@ -289,6 +289,22 @@ def test_content_that_nobody_reads_is_passed_over() -> None:
         os.close(stream)
 
 
+@pytest.mark.parametrize("kind", FORMATS[1:])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_long_name_and_a_long_target_of_one_member_are_both_read(
+    kind: int, is_swapped: bool
+) -> None:
+    """Of GNU's each has a header of its own, in either order."""
+    member = tarfile.TarInfo("n" * 300)
+    member.type, member.linkname = tarfile.SYMTYPE, "t" * 400
+    stream = member.tobuf(kind)
+    if is_swapped and kind == tarfile.GNU_FORMAT:
+        stream = stream[1024:2048] + stream[:1024] + stream[2048:]
+    with tarfile.open(fileobj=io.BytesIO(stream + bytes(1024))) as theirs:
+        assert [facts(member)] == [facts(each) for each in theirs]
+    assert [facts(member)] == [each[:-1] for each in read(stream + header() + bytes(1024))[:1]]
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 @pytest.mark.parametrize("length", [99, 100, 101, 1000])
 def test_each_length_of_a_name_and_of_a_link_is_read_back(kind: bytes, length: int) -> None:
