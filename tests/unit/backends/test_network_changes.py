@@ -14,7 +14,12 @@ import pytest
 from ringfence import Credential, NetworkPolicy, NetworkRule, SandboxSpec
 from ringfence.backends.landlock.network import LandlockNetwork, Loopback
 from ringfence.backends.local.answers import Refused
-from ringfence.backends.local.network import SandboxNetwork, check_given_secrets, refused_by_kernel
+from ringfence.backends.local.network import (
+    _MOST_PAST,
+    SandboxNetwork,
+    check_given_secrets,
+    refused_by_kernel,
+)
 from ringfence.backends.local.routes import plan_to_change
 from ringfence.egress.host.client import Egress
 from ringfence.errors import InvalidRequest, NetworkPolicyError
@@ -131,6 +136,28 @@ def test_from_nothing_to_something_and_back(make: Any, egress: Egress) -> None:
     assert [] == network.kept
     assert [plan_to_change(NONE, A), plan_to_change(A, NONE)] == network.plans
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_what_was_recorded_before_is_kept_each_time_it_has_no_network_and_bounded(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = make(NONE)
+    records: list[list[Any]] = [["first", "second"], ["third"], ["last"] * _MOST_PAST]
+    dropped: list[str] = []
+
+    def drop(sandbox_id: str) -> list[Any]:
+        dropped.append(sandbox_id)
+        return records[len(dropped) - 1]
+
+    monkeypatch.setattr(Network, "_egress", SimpleNamespace(drop=drop))
+    found = []
+    for _ in records:
+        network._known = True
+        network._stop_serving()
+        network._stop_serving()  # and it is asked for once
+        found.append(network.events())
+    assert [["first", "second"], ["first", "second", "third"], records[2]] == found
+    assert [network._sandbox.id] * 3 == dropped
 
 
 @pytest.mark.parametrize("where", ["the kernel", "the egress process"])

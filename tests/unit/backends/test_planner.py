@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,9 +38,11 @@ def draft_of(mounts: list[Mount]) -> planner.Draft:
 
 
 def test_a_host_directory_stays_one_whatever_is_mounted_after_it(tmp_path: Path) -> None:
-    """A socket of the host's can be in it; not in a file."""
+    """A socket of the host's can be in it; not in a file. A source may be a socket itself."""
     (tmp_path / "directory").mkdir()
     (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
     directory = Mount("/data/d", str(tmp_path / "directory"))
     file = Mount("/data/f", str(tmp_path / "file"))
 
@@ -48,6 +51,7 @@ def test_a_host_directory_stays_one_whatever_is_mounted_after_it(tmp_path: Path)
     assert draft_of([directory]).host_directory
     assert draft_of([directory, file]).host_directory
     assert draft_of([file, directory]).host_directory
+    assert draft_of([Mount("/data/s", str(tmp_path / "socket"))]).host_directory
 
 
 @pytest.mark.parametrize(
