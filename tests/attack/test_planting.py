@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from ringfence.attack import lab as labs
 from ringfence.attack.canaries import RO, RO_FILE, RW, Canaries, digest
 from ringfence.attack.lab import Lab
 from ringfence.attack.outside import register
-from ringfence.attack.probes import kit
+from ringfence.attack.probes import identity, kit
 from ringfence.attack.probes.ipc import SOCKET_OF_OWN
 from ringfence.attack.probes.kit import Outcome, Probe, held
 from ringfence.attack.result import ProbeResult
@@ -526,6 +526,13 @@ def test_what_cried_out_inside_is_looked_at_again_from_the_host(
     assert cried == again.seen_from_the_host(nobody, cried)
 
 
+def test_a_dozen_of_killed_runs_leave_room_for_a_queue() -> None:
+    """A user's queues share one limit, RLIMIT_MSGQUEUE, with those that nobody removed."""
+    with ExitStack() as stack:
+        planted = [stack.enter_context(Canaries()).context["queue"] for _ in range(12)]
+    assert 12 == len({*planted} - {""})
+
+
 _APART = """
 import ctypes, os, sys
 if ctypes.CDLL(None).unshare(0x10000000):
@@ -535,17 +542,50 @@ sys.stdin.read()
 """
 
 
-def test_only_root_of_the_host_is_root_there() -> None:
-    require("user namespaces")
-    outside_id = os.getuid() or 70_000
+def seen_of(user: int, group: int) -> tuple[str, str]:
+    """What the host says of a user namespace whose root is this user and this group outside."""
     with subprocess.Popen(
         [sys.executable, "-ISc", _APART], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         assert b"\n" == child.stdout.readline()
         Path(f"/proc/{child.pid}/setgroups").write_text("deny")
-        for name, outside in (("uid_map", outside_id), ("gid_map", os.getgid() or 70_000)):
+        for name, outside in (("uid_map", user), ("gid_map", group)):
             Path(f"/proc/{child.pid}/{name}").write_text(f"0 {outside} 1")
         found = again._ids(child.pid)
         child.kill()
-    assert ("held", f"on the host: uid_map 0 {outside_id} 1") == (found.status, found.evidence)
+    return found.status, found.evidence
+
+
+def test_only_root_of_the_host_is_root_there() -> None:
+    require("user namespaces")
+    user, group = os.getuid() or 70_000, os.getgid() or 70_000
+    assert ("held", f"on the host: uid_map 0 {user} 1") == seen_of(user, group)
+    if os.getuid() == 0:  # who may map what is the host's root's
+        assert ("escaped", "on the host: uid_map 0 0 1") == seen_of(0, group)
+        assert ("escaped", "on the host: gid_map 0 0 1") == seen_of(user, 0)
+
+
+_THREADS = """
+import sys, threading
+threading.Thread(target=sys.stdin.read).start()
+print(threading.enumerate()[-1].native_id, flush=True)
+"""
+
+
+def test_each_thread_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = {"Seccomp": "2", "NoNewPrivs": "1", "Name": "x"}
+    locked |= {field: "0" * 16 for _, field, _, _ in identity._SETS}
+    with subprocess.Popen(
+        [sys.executable, "-ISc", _THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        second = f"{child.pid}/task/{int(child.stdout.readline())}"
+        monkeypatch.setattr(identity, "pids", lambda: [child.pid])
+        monkeypatch.setattr(identity, "status_of", lambda _: locked)
+        assert "held" == identity.every_process({}).status
+        monkeypatch.setattr(
+            identity, "status_of", lambda task: {**locked, "Seccomp": "02"[task != second]}
+        )
+        assert "escaped" == identity.every_process({}).status
+        child.kill()

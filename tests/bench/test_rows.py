@@ -8,7 +8,7 @@ from ringfence.bench import report
 from ringfence.bench.rows import HIGHER, VALUE, Missing, Row, Target
 from ringfence.bench.settings import Settings
 
-pytestmark = [pytest.mark.anyone, pytest.mark.full]
+pytestmark = pytest.mark.anyone
 
 RATIO_ROW = Target(must=0.8, aim=0.5)
 RATE_ROW = Target(VALUE, HIGHER, must=150, aim=400)

@@ -8,7 +8,7 @@ import pytest
 
 from ringfence.bench.turns import OURS, take_turns
 
-pytestmark = [pytest.mark.anyone, pytest.mark.full]
+pytestmark = pytest.mark.anyone
 
 
 class Watch:
