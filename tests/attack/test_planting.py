@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -528,9 +528,12 @@ def test_what_cried_out_inside_is_looked_at_again_from_the_host(
 
 def test_a_dozen_of_killed_runs_leave_room_for_a_queue() -> None:
     """A user's queues share one limit, RLIMIT_MSGQUEUE, with those that nobody removed."""
-    with ExitStack() as stack:
-        planted = [stack.enter_context(Canaries()).context["queue"] for _ in range(12)]
-    assert 12 == len({*planted} - {""})
+    with Canaries() as planted, pytest.MonkeyPatch.context() as patch:
+        names = {planted.context["queue"]}
+        for _ in range(11):
+            patch.setattr(planted, "token", os.urandom(8).hex())
+            names.add(planted._queue(ctypes.CDLL(None)))
+    assert 12 == len(names - {""})
 
 
 _APART = """
