@@ -425,8 +425,10 @@ class TestTimeLimits:
         monkeypatch.setattr(module, "GRACE_S", 0.1)
         script = f"{HELLO}cell = next(asks())['cell']\nsay('input', cell, b'? ')\nimport time\ntime.sleep(600)"
         context = host.context(script)
+        began = time.monotonic()
         execution = context.run("x", timeout_s=0.3, on_input=lambda _prompt: "y" * (4 << 20))
         assert execution.timed_out
+        assert time.monotonic() - began < module._SEND_S, "which is for cells without a timeout"
         monkeypatch.setattr(module, "_SEND_S", 0.2)
         context = host.context(script)
         with pytest.raises(ExecError, match="does not read"):
