@@ -159,7 +159,12 @@ def test_a_copy_is_described_and_bounded_as_what_it_is_a_copy_of(
     over = execs.start(live, ExecRequest(("true",)))
     over.done.result(PATIENCE_S)
     request = ExecRequest(
-        ("cat",), cwd="/tmp", user="sandbox", stream_stdin=True, max_output_bytes=12_345
+        ("cat",),
+        cwd="/tmp",
+        user="sandbox",
+        timeout_s=600,
+        stream_stdin=True,
+        max_output_bytes=12_345,
     )
     run = execs.start(live, request)
     kernel = execs.start(live, ExecRequest(CONTEXT, stream_stdin=True))
@@ -174,7 +179,9 @@ def test_a_copy_is_described_and_bounded_as_what_it_is_a_copy_of(
     assert {run.id, kernel.id} == {*pairs}
     was, now = run.view(), execs.find(fork.sandbox_id, pairs[run.id]).view()
     same = ("argv", "cwd", "user", "stream_stdin", "max_output_bytes", "kept_bytes", "state")
+    same += ("timeout_s",)
     assert [getattr(was, name) for name in same] == [getattr(now, name) for name in same]
+    assert 600 == now.timeout_s
     assert (12_345, fork.sandbox_id) == (now.max_output_bytes, now.sandbox_id)
     assert was.created_at <= now.created_at
     copied = execs.find(fork.sandbox_id, pairs[kernel.id])

@@ -364,6 +364,32 @@ def test_a_thread_in_a_restartable_sequence_goes_on_where_it_is_to(
 _COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $line $n; done; echo end"
 
 
+def test_a_timeout_holds_in_a_copy_too_and_begins_anew(sandbox: Sandbox) -> None:
+    """The control has none. The original, with a longer one, goes on."""
+    limited = sandbox.start(["sleep", "1000"], timeout_s=600)
+    free = sandbox.start(["sleep", "1000"])
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        found = [fork.process(each.id)._pump for each in (limited, free)]
+        assert [600, None] == [each.timeout_s for each in found]
+        assert found[0].deadline is not None
+        assert limited._pump.deadline is not None
+        assert limited._pump.deadline < found[0].deadline
+        assert found[1].deadline is None
+    for each in (limited, free):
+        each.kill()
+        each.wait(10)
+
+
+@pytest.mark.full
+def test_a_copy_is_ended_by_its_timeout(sandbox: Sandbox) -> None:
+    process = sandbox.start(["sleep", "1000"], timeout_s=2)
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        assert fork.process(process.id).wait(30).timed_out
+        assert process.wait(30).timed_out
+
+
 def test_processes_go_on_under_their_ids(sandbox: Sandbox) -> None:
     counter = sandbox.start(["sh", "-c", _COUNTER], stream_stdin=True)
     idle = sandbox.start(["sleep", "1000"])

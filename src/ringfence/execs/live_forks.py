@@ -151,7 +151,9 @@ class LiveForks(Carry):
     def _put_into(self, fork: Live, taken: list[int], waiting: list[WaitingCopy]) -> None:
         made: list[Run] = []
         for view, template in self._held:
-            request = ExecRequest(view.argv, stream_stdin=view.stream_stdin)
+            request = ExecRequest(
+                view.argv, timeout_s=view.timeout_s, stream_stdin=view.stream_stdin
+            )
 
             def begin(label: str, template: Any = template, request: Any = request) -> Any:
                 waiting.append(template.copy(fork.inner, request, taken, label))
@@ -165,6 +167,7 @@ class LiveForks(Carry):
                 created_at=time.time(),
                 cwd=view.cwd,
                 user=view.user,
+                timeout_s=view.timeout_s,
                 stream_stdin=view.stream_stdin,
                 max_output_bytes=view.max_output_bytes,
                 kept_bytes=view.kept_bytes,

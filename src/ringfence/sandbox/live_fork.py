@@ -32,10 +32,12 @@ class _Held:
     Attributes:
         context, is_default: The context that it runs, or None.
         has_stdin: Its standard input is written by the caller.
+        timeout_s: That it was started with; a copy has it anew.
     """
 
     context: Context | None = None
     is_default = False
+    timeout_s: float | None = None
 
     def __init__(self, id: str, command: str, template: ProcessTemplate, has_stdin: bool) -> None:
         self.id, self.command, self.template, self.has_stdin = id, command, template, has_stdin
@@ -133,7 +135,9 @@ class LiveFork:
                 if process is None:
                     raise _refused(f"{id} cannot be copied: nobody would read its output")
                 template = inner.template(process._pump.run)
-                self._held.append(_Held(id, command, template, process.stdin is not None))
+                held = _Held(id, command, template, process.stdin is not None)
+                held.timeout_s = process._pump.timeout_s
+                self._held.append(held)
             except Unsupported as exc:
                 if is_required:
                     raise _refused(f"{exc.message} ({command})") from exc
@@ -210,7 +214,10 @@ class LiveFork:
             for held in self._held:
                 most = None if held.context is None else _KEPT_BYTES
                 request = make_request(
-                    [held.command], stream_stdin=held.has_stdin, max_output_bytes=most
+                    [held.command],
+                    timeout_s=held.timeout_s,
+                    stream_stdin=held.has_stdin,
+                    max_output_bytes=most,
                 )
                 copy = _Copy(held.template.copy(sandbox._inner, request, taken), request)
                 stack.callback(copy.close)

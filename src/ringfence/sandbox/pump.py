@@ -89,6 +89,7 @@ class Pump:
     Attributes:
         wants: descriptor to poll(2) events; the driver polls these and calls `ready`.
         may_rest: Whether the driver calls `rested`.
+        timeout_s: The request's own; None: that of the sandbox.
         is_asked: Input came since the last read: what is read next is an answer, and not left alone.
         resting: Descriptors that are left alone for a moment, until that time: a program that
             writes a little at a time would have us wake up for each piece, and write slower for it.
@@ -134,7 +135,8 @@ class Pump:
                 self.wants[run.stdin] = self.wants.get(run.stdin, 0) | select.POLLOUT
             else:
                 run.close_stdin()
-        timeout = request.timeout_s or limits.wall_time_s
+        self.timeout_s = request.timeout_s
+        timeout = self.timeout_s or limits.wall_time_s
         self.deadline = time.monotonic() + timeout if timeout else None
         self._overdue = self._abandoned = False
         self.status: ExecStatus | None = None

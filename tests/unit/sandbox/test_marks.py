@@ -339,7 +339,7 @@ class TestLiveForks:
         return SimpleNamespace(**{**facts, **changes})
 
     def started(self, run: object) -> Any:
-        return SimpleNamespace(_pump=SimpleNamespace(run=run), stdin=None)
+        return SimpleNamespace(_pump=SimpleNamespace(run=run, timeout_s=None), stdin=None)
 
     @pytest.mark.parametrize("processes", ["required", "auto"])
     def test_what_was_stopped_goes_on_where_another_cannot_be_copied(self, processes: str) -> None:
