@@ -178,7 +178,16 @@ def test_a_copy_is_described_and_bounded_as_what_it_is_a_copy_of(
     pairs = carry.execs[0]
     assert {run.id, kernel.id} == {*pairs}
     was, now = run.view(), execs.find(fork.sandbox_id, pairs[run.id]).view()
-    same = "argv cwd user timeout_s stream_stdin max_output_bytes kept_bytes state".split()
+    same = [
+        "argv",
+        "cwd",
+        "user",
+        "timeout_s",
+        "stream_stdin",
+        "max_output_bytes",
+        "kept_bytes",
+        "state",
+    ]
     assert [getattr(was, name) for name in same] == [getattr(now, name) for name in same]
     assert 600 == now.timeout_s
     assert (12_345, fork.sandbox_id) == (now.max_output_bytes, now.sandbox_id)
