@@ -137,7 +137,10 @@ def test_it_has_each_file_once_and_no_signal_ignored_or_blocked(
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert (pid, 0) == os.waitpid(pid, 0)
     assert 0 == forked.failure(fd)
-    assert ["1", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16] == said.read_text().split()
+    count, _, blocked, _, ignored = said.read_text().split()
+    assert ("1", 0) == (count, int(blocked, 16))
+    # The C library has 32 and 33 ignored in what its posix_spawn(3) starts: we may inherit that.
+    assert 0 == int(ignored, 16) & ~(0b11 << 31)
 
 
 def test_a_signal_to_a_group_stays_away_from_who_sends_it() -> None:
