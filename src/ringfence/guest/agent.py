@@ -20,7 +20,7 @@ from ..launcher.machine_code import process_image_elf
 from ..launcher.pid1 import init, processes
 from ..linux import libc, namespaces, privileges, signals
 from . import flows, looking, relays, room, users
-from .execs import Execs
+from .execs import Execs, await_memory
 from .files import FileRequests
 from .watchdog import Watchdog
 
@@ -68,7 +68,7 @@ class Agent(FileRequests):
         if not settings["own_kernel"]:
             from ..launcher.pid1.file_locks import FileLocks
 
-            self.file_locks = FileLocks()
+            self.file_locks = FileLocks(keeps_open=True)
 
     def run(self) -> None:
         """Serve until the host goes away."""
@@ -83,6 +83,7 @@ class Agent(FileRequests):
                     flowing[fd] = flow
                     poll.register(fd, events)
             ready = [fd for fd, _events in poll.poll(self._timeout_ms())]
+            await_memory()
             self.execs.enforce_deadlines()
             for fd in ready:
                 if fd == self.signal_fd:

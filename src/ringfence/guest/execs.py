@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 _CROWD = 64  # so many processes are stopped together before they are killed
 _PASSES = 100
 _PREFERRED, _MOST_SCORE = 500, 1000  # include/uapi/linux/oom.h
-# Of a memory cgroup of version 2, and of version 1: the container's own, as Docker and LXC show it.
-_USAGE_AND_LIMIT = (
-    ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.max"),
+# Usage, limit and kills of a memory cgroup of version 2, and of version 1: the container's own, as Docker and
+# LXC show it. Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst.
+_OF_MEMORY = (
+    (
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.events",
+    ),
     (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.oom_control",
     ),
 )
+_UNLIMITED = 1 << 62
 _ROOM_BYTES = 4 << 20
 _PATIENCE_S, _EVERY_S = 0.5, 0.002
 _PAUSE_S = 1.0  # between two waits for memory, in which the agent does what else there is
@@ -134,8 +141,6 @@ class Execs:
                 break
             if pid == 0:
                 break
-            if signal.SIGKILL == status & 0x7F:
-                _await_memory()
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 run.report = wire.ExecReport(
@@ -262,34 +267,58 @@ class OomScore:
 
 
 class Uncharged:
-    """Waits for memory that the kernel still charges to ended processes, whose limit is the agent's as well.
+    """Waits for memory that the kernel still charges to killed processes, whose limit is the agent's as well.
 
-    The pages of a killed process stay charged for 5 to 30 ms after it was reaped (Linux 6.18), longer on a busy
-    host. The agent that asks for memory meanwhile is alone at the limit, and is killed for it. Under Docker 4
-    sandboxes of 3,300 were lost so, beside a load of 16. See decisions 148 and 343.
+    The pages of a killed process stay charged for 5 to 30 ms after its end (Linux 6.18), longer on a busy host.
+    The agent that asks for memory meanwhile is alone at the limit, and is killed for it. See decisions 148, 343
+    and 346.
 
     Args:
-        files: Pairs of paths, of what is used and of the limit in bytes; the first that can be read counts.
+        files: Triples of paths: of what is used and of the limit, in bytes, and of how many the kernel has
+            killed for it; the first that can be read count.
     """
 
-    def __init__(self, files: tuple[tuple[str, str], ...] = _USAGE_AND_LIMIT) -> None:
-        self._fd, self._enough, self._next = -1, 0, 0.0
-        for usage, limit in files:
+    def __init__(self, files: tuple[tuple[str, str, str], ...] = _OF_MEMORY) -> None:
+        self._fds: list[int] = []  # of what is used, and of the kills
+        self._enough, self._next, self._seen = 0, 0.0, 0
+        for usage, limit, kills in files:
             try:
                 with open(limit, "rb") as file:
-                    self._enough = int(file.read()) - _ROOM_BYTES
-                self._fd = os.open(usage, os.O_RDONLY | os.O_CLOEXEC)
+                    most = int(file.read())
+                if most >= _UNLIMITED:
+                    continue
+                for path in (usage, kills):
+                    self._fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._enough = most - _ROOM_BYTES
                 self._used()  # which makes the kernel's buffer, that later reads use again
-            except (OSError, ValueError):
-                continue  # there is none, or no limit
+                self._seen = self._killed()
+            except (OSError, ValueError):  # there is none, or no limit
+                self.close()
+                continue
             return
 
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
     def _used(self) -> int:
-        return int(os.pread(self._fd, 32, 0))
+        return int(os.pread(self._fds[0], 32, 0))
+
+    def _killed(self) -> int:
+        for line in os.pread(self._fds[1], 512, 0).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+        return 0
+
+    def wait_after_kill(self) -> None:
+        """Wait for room where the kernel has killed since the last call."""
+        if self._fds and (killed := self._killed()) != self._seen:
+            self._seen = killed
+            self.wait()
 
     def wait(self) -> bool:
         """Wait for room, half a second at most and not again within a second; whether there is any."""
-        if self._fd < 0 or self._used() <= self._enough:
+        if not self._fds or self._used() <= self._enough:
             return True
         began = time.monotonic()
         if began < self._next:
@@ -310,9 +339,10 @@ def keep_usage() -> None:
     _uncharged = Uncharged()
 
 
-def _await_memory() -> None:
+def await_memory() -> None:
+    """Wait for memory of programs that the kernel has killed: before anything that may ask for more."""
     if _uncharged is not None:
-        _uncharged.wait()
+        _uncharged.wait_after_kill()
 
 
 def send(pid: int, signum: int) -> bool:

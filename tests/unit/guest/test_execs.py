@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ringfence.guest import agent as agent_module
 from ringfence.guest import execs as module
 from ringfence.guest import flows, relays
 from ringfence.guest.agent import Agent
@@ -422,6 +423,17 @@ class TestRequests:
         for fd in (agent.signal_fd, *agent.listeners):
             os.close(fd)
 
+    def test_memory_of_killed_programs_is_waited_for_before_anything_else(
+        self, execs: _Execs, host: wire.Socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[str] = []
+        agent = self.agent(execs, _Asked(lambda: done.append("served")))
+        monkeypatch.setattr(agent_module, "await_memory", lambda: done.append("waited"))
+        agent.execs.enforce_deadlines = lambda: done.append("deadlines")
+        agent.watchdog.look = host.close  # the end of the first turn
+        self.run(agent)
+        assert ["waited", "deadlines", "served"] == done[:3]
+
     @pytest.mark.parametrize("is_gone", [True, False])
     def test_what_ends_after_the_host_is_not_reported(
         self, execs: _Execs, host: wire.Socket, is_gone: bool
@@ -543,35 +555,19 @@ class TestRequests:
 class TestUncharged:
     """Memory of ended processes that the kernel still charges."""
 
-    @pytest.mark.parametrize(
-        ("status", "waits"), [(signal.SIGKILL, 1), (signal.SIGTERM, 0), (9 << 8, 0), (0, 0)]
-    )
-    def test_after_a_process_that_was_killed_there_must_be_room_first(
-        self, execs: _Execs, status: int, waits: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run, waited = execs.add(1), list[int]()
-        run.pid, execs._by_pid[77] = 77, run
-        ends = iter([(77, int(status), SimpleNamespace(ru_maxrss=3)), (0, 0, None)])
-        monkeypatch.setattr(os, "wait4", lambda _pid, _flags: next(ends))
-        monkeypatch.setattr(module, "_await_memory", lambda: waited.append(1))
-
-        Execs.take(execs)
-
-        assert [1] * waits == waited
-        assert run.report is not None
-        assert (int(status), 3072) == (run.report.wait_status, run.report.peak_memory_bytes)
-
     def test_room_is_waited_for_once_in_a_while(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        usage, limit = tmp_path / "usage", tmp_path / "limit"
+        usage, limit, kills = (tmp_path / name for name in ("usage", "limit", "kills"))
         most = 100 << 20
+        kills.write_text("oom_kill 0\n")
         usage.write_text(str(most))
         limit.write_text("max")
-        nothing = module.Uncharged(((str(usage), str(limit)), (str(tmp_path), str(limit))))
+        nothing = module.Uncharged(((str(usage), str(limit), str(kills)),))
         assert nothing.wait(), "without a limit there is always room"
         limit.write_text(str(most))
-        charged = module.Uncharged((("/no/such", "/no/such"), (str(usage), str(limit))))
+        there = str(usage), str(limit), str(kills)
+        charged = module.Uncharged((("/no/such", "/no/such", "/no/such"), there))
         now, slept = [100.0], list[float]()
 
         def sleep(seconds: float) -> None:
@@ -591,4 +587,4 @@ class TestUncharged:
         assert [] == slept
         usage.write_text(str(most - module._ROOM_BYTES + 1))
         assert not charged.wait()
-        os.close(charged._fd)
+        charged.close()

@@ -467,7 +467,7 @@ def test_locks_are_looked_for_once_memory_has_grown_while_something_runs(
     """What it had before nothing ran says nothing of what runs now."""
     grown = 1000 + file_locks._GROWTH_KIB
     kernel_kib = iter((1000, grown, grown))
-    monkeypatch.setattr(file_locks, "unreclaimable_kib", lambda: next(kernel_kib))
+    monkeypatch.setattr(file_locks.FileLocks, "_unreclaimable_kib", lambda _locks: next(kernel_kib))
     monkeypatch.setattr(file_locks, "owners_beyond", lambda _size: {7})
     locks = file_locks.FileLocks()
 
@@ -480,6 +480,24 @@ def test_locks_are_looked_for_once_memory_has_grown_while_something_runs(
     assert locks.wait_s(is_busy=False) is None
     assert set() == locks.look()
     assert set() == look()
+
+
+def test_who_has_the_limit_of_its_programs_opens_nothing_to_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever opens a file while the limit is reached is killed for it."""
+    locks, control = file_locks.FileLocks(keeps_open=True), file_locks.FileLocks()
+    known = locks._unreclaimable_kib()
+    assert known > 0
+
+    def refuse(*_what: object) -> int:
+        raise OSError(errno.ENOMEM, "nothing is left")
+
+    monkeypatch.setattr("posix.open", refuse)
+    assert abs(known - locks._unreclaimable_kib()) < 1 << 20
+    assert 0 == control._unreclaimable_kib()
+    monkeypatch.undo()
+    os.close(locks._meminfo)
 
 
 def test_the_exec_that_has_most_is_ended_with_its_memory_files(
@@ -565,3 +583,22 @@ def test_a_terminal_has_its_size_and_becomes_the_controlling_one() -> None:
     with pytest.raises(OSError, match=r"."):
         terminals.new_terminal("/dev/null", 5, 7)
     assert before == os.listdir("/proc/self/fd")
+
+
+def test_a_terminal_for_a_host_that_has_gone_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_terminal = terminals.new_terminal
+    monkeypatch.setattr(
+        terminals, "new_terminal", lambda _inside, *size: new_terminal("/dev/ptmx", *size)
+    )
+    ours, theirs = wire.socketpair()
+    before = os.listdir("/proc/self/fd")
+    _name, slave = terminals.open_for_host(theirs, 5, 7)
+    os.close(slave)
+    _word, fds = wire.receive_raw(ours)
+    for fd in fds:
+        os.close(fd)
+    ours.close()
+    with pytest.raises(BrokenPipeError):
+        terminals.open_for_host(theirs, 5, 7)
+    assert len(before) - 1 == len(os.listdir("/proc/self/fd"))
+    theirs.close()

@@ -18,12 +18,23 @@ _FIRST_S = 0.05  # after something has begun to run: commands shorter than that 
 # As text in /proc/locks, of 45 to 110 bytes each: 50,000 to 115,000 locks, 22 MB at most.
 MOST_BYTES = 5 << 20
 _GROWTH_KIB = 8 << 10
+_MEMINFO, _PAGE = "/proc/meminfo", 4096
 
 
 class FileLocks:
-    """Watches over the locks of one sandbox."""
+    """Watches over the locks of one sandbox.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_open: The file that tells how much memory the kernel has stays open. For who has the memory limit
+            of the programs: to open it takes memory, and while that of a killed program is still charged, who
+            asks for any is alone at the limit, and killed for it (decision 346).
+    """
+
+    def __init__(self, *, keeps_open: bool = False) -> None:
+        self._meminfo = -1
+        if keeps_open and self._unreclaimable_kib():
+            self._meminfo = os.open(_MEMINFO, os.O_RDONLY | os.O_CLOEXEC)
+            self._unreclaimable_kib()  # which makes the kernel's buffer, that later reads use again
         self._due = 0.0  # when to look; 0: nothing runs
         self._kernel_kib = 0  # so much memory the kernel had when there were few
 
@@ -42,7 +53,7 @@ class FileLocks:
         now = time.monotonic()
         if not self._due or now < self._due:
             return set()
-        kernel_kib, before_kib = unreclaimable_kib(), self._kernel_kib
+        kernel_kib, before_kib = self._unreclaimable_kib(), self._kernel_kib
         has_grown = 0 < before_kib <= kernel_kib - _GROWTH_KIB
         owners = owners_beyond(MOST_BYTES) if has_grown else set()
         if not owners and (has_grown or kernel_kib < before_kib or not before_kib):
@@ -50,13 +61,14 @@ class FileLocks:
         self._due = time.monotonic() + max(_EVERY_S, 4 * (time.monotonic() - now))
         return owners
 
-
-def unreclaimable_kib() -> int:
-    """Memory that the kernel has for objects of its own, of the whole host: proc(5), meminfo; 0: not told."""
-    for line in processes.read("/proc/meminfo").splitlines():
-        if line.startswith(b"SUnreclaim:"):
-            return int(line.split()[1])
-    return 0
+    def _unreclaimable_kib(self) -> int:
+        """The host kernel's memory for objects of its own; 0: it is not told. Source: proc(5), meminfo."""
+        kept = self._meminfo
+        text = os.pread(kept, _PAGE, 0) if kept >= 0 else processes.read(_MEMINFO, _PAGE)
+        for line in text.splitlines():
+            if line.startswith(b"SUnreclaim:"):
+                return int(line.split()[1])
+        return 0
 
 
 def owners_beyond(size: int) -> set[int]:

@@ -21,7 +21,11 @@ def open_for_host(reply: wire.Socket, rows: int, columns: int) -> tuple[str, int
     master, name = new_terminal("/dev/pts/ptmx", rows, columns)
     try:
         slave = os.open(name, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        wire.send_raw(reply, b"T", [master])
+        try:
+            wire.send_raw(reply, b"T", [master])
+        except OSError:  # the host has gone
+            os.close(slave)
+            raise
     finally:
         os.close(master)
     return name, slave
