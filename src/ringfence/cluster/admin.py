@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STOP_S = 60.0
 _SAVE_S = 600.0  # all sandboxes of a node
 _LOOK_S = 1.0
+_HEARD_S = 60.0  # in which a node that lives says that it drains
 _RAY_S = 120.0
 
 
@@ -150,8 +151,13 @@ def wait_drained(
 
     Args:
         told: Called with what is left, whenever that has changed.
+
+    Raises:
+        NotFound: There is no node of this name.
+        ServerUnreachable: It does not say that it drains, in a minute or that time.
     """
-    until, before = time.monotonic() + most_s, None
+    began = time.monotonic()
+    until, before = began + most_s, None
     while True:
         if _form(directory, tag)["is_empty"]:
             return True
@@ -159,8 +165,11 @@ def wait_drained(
         if left is not None and left != before:
             told(left)
             before = left
-        if time.monotonic() > until and before is not None:
+        if (now := time.monotonic()) > until and before is not None:
             return False
+        if before is None and now > max(until, began + _HEARD_S):
+            hint = "`ringfence nodes` shows whether it is lost"
+            raise ServerUnreachable(f"node {tag} does not say that it drains", hint=hint)
         time.sleep(_LOOK_S)
 
 

@@ -18,7 +18,7 @@ from ringfence.cluster.e2b import Front
 from ringfence.cluster.scaling import BY_OPERATOR
 from ringfence.daemon.config import DaemonConfig
 from ringfence.e2b.settings import E2BSettings
-from ringfence.errors import InvalidRequest, NotFound
+from ringfence.errors import InvalidRequest, NotFound, ServerUnreachable
 from ringfence.model.places import state_directory
 from ringfence.sessions.config import ManagerConfig
 
@@ -124,6 +124,15 @@ class TestOperators:
         assert [[{"id": "x"}]] == told
         with pytest.raises(NotFound):
             admin.wait_drained(directory, B, 0.0, told.append)
+
+    def test_a_node_that_never_says_that_it_drains_is_not_waited_for(
+        self, directory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(admin, "_LOOK_S", 0.0)
+        monkeypatch.setattr(admin, "_HEARD_S", 0.02)
+        self.put(directory, A)
+        with pytest.raises(ServerUnreachable, match="does not say that it drains"):
+            admin.wait_drained(directory, A, 0.01, lambda _: None)
 
     def test_a_node_that_is_taken_back_meanwhile_saves_nothing_more(
         self, directory: Any, monkeypatch: pytest.MonkeyPatch
