@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -175,6 +176,22 @@ def test_yarn_gets_a_file_where_it_is_in_use(source: Path) -> None:
     assert (source / ".yarnrc.yml").is_file()
     part.remove_placeholders()
     assert ["yarn.lock"] == everything(source)
+
+
+@pytest.mark.anyone
+def test_a_stand_in_that_cannot_be_written_is_none(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_what: object) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(InvalidRequest, match="No space left"):
+            protected(source, "hgrc")
+    assert [] == everything(source)
+    protected(source, "hgrc").remove_placeholders()
+    assert [] == everything(source)
 
 
 @pytest.mark.anyone

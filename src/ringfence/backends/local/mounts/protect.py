@@ -366,5 +366,8 @@ def _make_file(parent: int, name: str) -> None:
     fd = os.open(name, flags, 0o644, dir_fd=parent)
     try:
         os.write(fd, placeholders.FILES[name])
+    except BaseException:
+        os.unlink(name, dir_fd=parent)
+        raise
     finally:
         os.close(fd)
