@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-import ringfence
 from ringfence import Limits, Mount, NetworkPolicy, NetworkRule, Sandbox, SandboxSpec
 from ringfence.backends.native import snapshots
 from ringfence.backends.native.backend import NativeBackend
@@ -28,19 +24,11 @@ from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.backends.native.trees import Helper
 from ringfence.errors import InvalidRequest, IsolationError
 from ringfence.snapshots.catalogue import Catalogue
+from tests.failing import OF_THEMSELVES, Steps
 from tests.native.outside import cgroups_of, children_of, until
 
-ROOT = f"{Path(ringfence.__file__).parent}/"
-ROOMS = (f"{ROOT}backends/native/", f"{ROOT}backends/local/")
+ROOMS = "backends/native", "backends/local"
 GONE_WITHIN_S = 5.0
-# Steps that give back or hand over by themselves, as any `close` does: where they fail, something stays.
-OF_THEMSELVES = {
-    "Acquired.__init__",
-    "Acquired.__enter__",
-    "Acquired.__exit__",
-    "Acquired.callback",
-    "Acquired.pop_all",
-}
 STEPS_OF_AN_END = {"Group.asked_last", "SandboxNetwork.close"}
 OF_A_CREATE = OF_THEMSELVES | {
     "ExplainedFileLimit.__exit__",  # compares types
@@ -50,52 +38,6 @@ OF_A_CREATE = OF_THEMSELVES | {
     "Request.__exit__",  # closes descriptors
     "Runtime.made",  # discards from a set
 }
-
-
-class StepError(OSError):
-    """Put in by this test."""
-
-
-class Step(NamedTuple):
-    """A function of the backend."""
-
-    file: str
-    name: str
-
-
-class Steps:
-    """The steps of a call, in this thread. Each is told by its file and qualified name."""
-
-    def __init__(self) -> None:
-        self.seen: dict[Step, None] = {}
-        self._fails: Step | None = None
-
-    def of(self, call: Callable[[], object]) -> list[Step]:
-        self._fails = None
-        self._run(call)
-        return [*self.seen]
-
-    def fail(self, step: Step, call: Callable[[], object]) -> None:
-        """Call it while that step fails once. What the call does of it is its own matter."""
-        self._fails = step
-        with suppress(Exception):  # which error it is made of is not the question here
-            self._run(call)
-
-    def _run(self, call: Callable[[], object]) -> None:
-        sys.setprofile(self._look)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-
-    def _look(self, frame: FrameType, event: str, _arg: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(ROOMS):
-            step = Step(code.co_filename.removeprefix(ROOT), code.co_qualname)
-            if self._fails is None:
-                self.seen[step] = None
-            elif step == self._fails:
-                raise StepError(errno.EIO, f"no {step.name} today")  # this ends the profile too
 
 
 class Held:
@@ -108,6 +50,7 @@ class Held:
     def __init__(self, state_dir: Path, source: Path) -> None:
         self.backend = backend = NativeBackend(state_dir=str(state_dir), prebuilt_s=0)
         self._places = state_dir, source
+        self._of_others = set(cgroups_of(f".{os.getpid()}."))  # of other tests' sandboxes
         more = SandboxSpec(
             mounts=(Mount("/data", str(source), access="rw", protect=("absent",)),),
             limits=Limits(memory_bytes=1 << 28, pids=50),
@@ -137,8 +80,12 @@ class Held:
 
     def at_rest(self) -> dict[str, Any]:
         """The same when what ends by itself has ended, like the zygote's clearing up."""
-        until(lambda: not cgroups_of(f".{os.getpid()}."), GONE_WITHIN_S)
+        until(self._is_calm, GONE_WITHIN_S)
         return self.count()
+
+    def _is_calm(self) -> bool:
+        has_ended = self._of_others.issuperset(cgroups_of(f".{os.getpid()}."))
+        return has_ended and not children_of(self.backend.zygote().pid)
 
     def unlike(self, before: dict[str, Any]) -> dict[str, Any]:
         """What is other than before, once all that ends by itself has ended."""
@@ -165,7 +112,7 @@ def test_nothing_stays_of_a_create_of_which_a_step_fails(held: Held) -> None:
     for create in held.kinds:
         made: list[NativeSandbox] = []
         begin = partial(_add, made, create)
-        steps = Steps()
+        steps = Steps(*ROOMS)
         for step in steps.of(begin):
             if step.name in tried or step.name.endswith(".close"):
                 continue
@@ -253,7 +200,7 @@ def test_a_sandbox_that_cannot_end_in_time_is_not_there(
 def test_nothing_stays_of_an_end_of_which_a_step_fails(held: Held) -> None:
     """Each step of the end is taken, whichever before it has failed."""
     create = held.kinds[1]
-    steps = Steps()
+    steps = Steps(*ROOMS)
     steps.of(create().terminate)
     before, left = held.at_rest(), {}
     for step in [each for each in steps.seen if each.name in STEPS_OF_AN_END]:

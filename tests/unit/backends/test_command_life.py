@@ -133,7 +133,9 @@ class TestStarting:
             asked.append(isolated)
             if isolated and fails:
                 raise NoIsolationError("isolation: unshare")
-            return SimpleNamespace(network=network, join_network=lambda _n: joined.append(1))
+            made: Any = SimpleNamespace(network=network, join_network=lambda _n: joined.append(1))
+            made.complete = lambda step: step()
+            return made
 
         monkeypatch.setattr(backend, "_make_one", make)
         for _ in range(2):
@@ -160,6 +162,7 @@ class TestStarting:
         sandbox: Any = SimpleNamespace(
             namespace_fds=[], terminate=lambda: done.append("ended"), load=done.append
         )
+        sandbox.complete = lambda step: step()
         monkeypatch.setattr(backend, "provision", lambda _spec: sandbox)
         with pytest.raises(Unsupported, match="no namespaces of its own"):
             backend.provision_with(SPEC, SPEC, 77)
@@ -185,20 +188,6 @@ class TestStarting:
         assert [(policy, "egress")] == asked
         assert [] == places
         backend.close()
-
-    def test_one_that_cannot_be_completed_has_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        backend = backend_of(Launcher("mine", ("x",)))
-        ended: list[int] = []
-
-        def furnish(_mounting: Any) -> None:
-            raise InvalidRequest("mount: no")
-
-        sandbox: Any = SimpleNamespace(
-            spec=SPEC, namespace_fds=[3], furnish=furnish, terminate=lambda: ended.append(1)
-        )
-        with pytest.raises(InvalidRequest):
-            backend._complete(sandbox, None)
-        assert [1] == ended
 
     def test_what_is_beside_it_has_the_same_launcher_and_another_place(
         self, tmp_path: Path

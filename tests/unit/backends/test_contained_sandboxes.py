@@ -317,7 +317,7 @@ class TestSaving:
             assert "load" == one.jailer.asked[0][1]["do"]
             one.jailer.refusal = Refused(errno.ENOSPC, "no room")
             with pytest.raises(IoError, match="not unpacked: no room"):
-                one.load(content.fileno())
+                one.complete(lambda: one.load(content.fileno()))
         assert (State.TERMINATED, []) == (one._state, one.namespace_fds)
 
 

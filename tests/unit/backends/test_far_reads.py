@@ -224,13 +224,12 @@ class TestEnds:
         launched.end(process)
         assert -9 == process.returncode
 
-    def test_namespaces_are_known_by_their_inodes_and_their_descriptors_closed(self) -> None:
+    def test_namespaces_are_known_by_their_inodes(self) -> None:
         fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
         found = launched.inodes_of(fds)
         assert {name: os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES} == found
         for fd in fds:
-            with pytest.raises(OSError, match="Bad file"):
-                os.fstat(fd)
+            os.close(fd)
 
 
 class TestPlaces:

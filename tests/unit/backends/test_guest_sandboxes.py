@@ -403,7 +403,7 @@ class TestNetwork:
         network = Network()
         network.broken = "serve"
         with pytest.raises(NetworkPolicyError):
-            one.join_network(network)
+            one.complete(lambda: one.join_network(network), lambda: network.done.append(("next",)))
         assert State.TERMINATED is one._state
         assert ("close",) == network.done[-1]
 
@@ -556,5 +556,5 @@ class TestEnds:
             assert [("load", 1, 2)] == one.agent.asked
             one.agent.handlers["load"] = refuse(errno.ENOSPC)
             with pytest.raises(IoError, match="was not unpacked: no such thing"):
-                one.unpack((1, 2), content.fileno())
+                one.complete(lambda: one.unpack((1, 2), content.fileno()))
         assert State.TERMINATED is one._state

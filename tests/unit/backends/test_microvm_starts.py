@@ -301,18 +301,20 @@ class TestRestoring:
         given: list[Any] = []
         monkeypatch.setattr(backend, "catalogue", lambda: found)
 
-        def provision(*what: Any) -> str:
+        sandbox = SimpleNamespace(complete=lambda step: step())
+
+        def provision(*what: Any) -> Any:
             given.append(what)
-            return "made"
+            return sandbox
 
         monkeypatch.setattr(backend, "_provision", provision)
         told: list[Any] = []
         monkeypatch.setattr(module, "tell_limits", lambda *what: told.append(what))
-        assert "made" == backend.restore("snap", secrets={"A": "new"})
+        assert sandbox is backend.restore("snap", secrets={"A": "new"})
         spec, fd, *more = given[0]
         assert (None, {"A": "new"}, content) == (spec.id, dict(spec.secrets), fd)
         assert ([memory, before.network] if memory else []) == more
-        assert ([("made", before)] if memory else []) == told
+        assert ([(sandbox, before)] if memory else []) == told
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(content)
         content = os.memfd_create("content")

@@ -11,6 +11,7 @@ from ...launcher import wire
 from ...launcher.cgroups import remove
 from ...model import capabilities as can
 from ...model.spec import SandboxSpec
+from ..local.acquired import Acquired
 from ..local.agents import agent_code
 from ..local.agents.agents import (
     AgentBackend,
@@ -114,7 +115,7 @@ class CommandBackend(AgentBackend):
         sandbox_id = self._new_id(spec)
         try:
             sandbox = self._make(spec, sandbox_id)
-            sandbox.join_network(sandbox.network)
+            sandbox.complete(lambda: sandbox.join_network(sandbox.network))
             return sandbox
         finally:
             self._making.discard(sandbox_id)
@@ -127,7 +128,7 @@ class CommandBackend(AgentBackend):
         if not sandbox.namespace_fds:
             sandbox.terminate()
             raise self.refusal("restore", "", NO_NAMESPACE_FDS)
-        sandbox.load(content)
+        sandbox.complete(lambda: sandbox.load(content))
         return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> CommandSandbox:
@@ -170,20 +171,8 @@ class CommandBackend(AgentBackend):
                 self._ids().give_back(slot)
             raise
         self._live[sandbox_id] = sandbox
-        self._complete(sandbox, trusted)
+        sandbox.complete(lambda: _furnish(sandbox, trusted), lambda: make_workdir(sandbox))
         return sandbox
-
-    def _complete(self, sandbox: CommandSandbox, trusted: Trusted | None) -> None:
-        """See to what takes an agent that runs; where it cannot be, the sandbox has ended."""
-        try:
-            if sandbox.namespace_fds:
-                steps = trusted.steps if trusted else []
-                binds = [step for step in steps if step[0] == "bind_inside"]
-                sandbox.furnish(Mounting(sandbox.spec, binds))
-        except BaseException:
-            sandbox.terminate()
-            raise
-        make_workdir(sandbox)
 
     def _launch(
         self,
@@ -196,91 +185,103 @@ class CommandBackend(AgentBackend):
         *,
         isolated: bool,
     ) -> CommandSandbox:
-        errors = room_for_words("launcher-says")
-        ours, theirs = wire.socketpair()
-        process: subprocess.Popen[bytes] | None = None
-        namespace_fds: list[int] = []
-        layout = self.layout()
+        layout, size = self.layout(), sizes(spec, host())
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
-        size = sizes(spec, host())
-        try:
-            told = settings(
-                spec,
-                uid,
-                filtered=self.launcher.filtered,
-                policy=self.policies.get(spec.profile),
-                covered=[*template.masked(), AGENT, *self.launcher.anew] if isolated else [],
-                anew=isolated and not self.lets_in,
-                # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.
-                processes=size.pids + 4 if slot and layout.version else 0,
-                unix_sockets=not shows_the_host(spec),
-                samples=(0, 0) if layout.version else (size.pids, size.memory_bytes),
-            )
-            wire.send(ours, told)
-            words = {**made.words, "uid": str(uid)}
-            self.launcher.prepare(words, made.shown, isolated=isolated)
-            user = (slot or None) if not self.launcher.maps_ids else None
-            process = limits.start(
-                group,
-                spec,
-                [
-                    *self.launcher.command(words, made.shown, isolated=isolated),
-                    *agent_code.argv(AGENT),
-                ],
-                stdin=theirs.fileno(),
-                stderr=errors,
-                env=self.launcher.environment(words),
-                cwd="/",
-                start_new_session=True,
-                user=user,
-                group=user,
-                extra_groups=[] if user else None,
-            )
-            theirs.close()
-            namespace_fds = self._wait_for_agent(ours, errors)
-            pid = first_inside(process.pid)
-            if pid is None:
-                raise IsolationError(
-                    f"{self.name} gives no PID namespace: processes could outlive the sandbox"
+        told = settings(
+            spec,
+            uid,
+            filtered=self.launcher.filtered,
+            policy=self.policies.get(spec.profile),
+            covered=[*template.masked(), AGENT, *self.launcher.anew] if isolated else [],
+            anew=isolated and not self.lets_in,
+            # PID 1, the launcher's and who was the agent first are of the same user, who is nobody else.
+            processes=size.pids + 4 if slot and layout.version else 0,
+            unix_sockets=not shows_the_host(spec),
+            samples=(0, 0) if layout.version else (size.pids, size.memory_bytes),
+        )
+        with Acquired() as passed, Acquired() as acquired:
+            try:
+                errors = room_for_words("launcher-says")
+                passed.callback(os.close, errors)
+                ours, theirs = wire.socketpair()
+                acquired.callback(ours.close)
+                passed.callback(theirs.close)
+                wire.send(ours, told)
+                process = self._start_launcher(
+                    group, spec, made, uid, slot, theirs, errors, isolated
                 )
-            if layout.version:
-                limits.check(group, pid)
-            inodes = None
-            if isolated and not self.lets_in:
-                inodes = inodes_of(namespace_fds)
-                namespace_fds = []
-            sandbox = CommandSandbox(
-                self,
-                spec,
-                sandbox_id,
-                uid,
-                own_mounts(spec),
-                ours,
-                namespace_fds,
-                pid,
-                (first_inside(process.pid, below=2) or pid) if inodes else pid,
-                inodes,
-                process,
-                group,
-                made,
-                slot,
-                trusted,
-            )
-        except BaseException as exc:
-            ours.close()
-            theirs.close()
-            for fd in namespace_fds:
-                os.close(fd)
-            if process is not None:
-                process.kill()
-                end(process)
-                remove(group.directories)
-            if isinstance(exc, OSError) and not isinstance(exc, Refused):
+                acquired.callback(remove, group.directories)
+                acquired.callback(end, process)
+                acquired.callback(process.kill)
+                acquired.callback(
+                    ours.close
+                )  # the agent ends first, which may be in a cgroup of ours
+                theirs.close()
+                namespace_fds = self._wait_for_agent(ours, errors)
+                for fd in namespace_fds:
+                    acquired.callback(os.close, fd)
+                pid = first_inside(process.pid)
+                if pid is None:
+                    raise IsolationError(
+                        f"{self.name} gives no PID namespace: processes could outlive the sandbox"
+                    )
+                if layout.version:
+                    limits.check(group, pid)
+                anew = isolated and not self.lets_in
+                sandbox = CommandSandbox(
+                    self,
+                    spec,
+                    sandbox_id,
+                    uid,
+                    own_mounts(spec),
+                    ours,
+                    [] if anew else namespace_fds,
+                    pid,
+                    (first_inside(process.pid, below=2) or pid) if anew else pid,
+                    inodes_of(namespace_fds) if anew else None,
+                    process,
+                    group,
+                    made,
+                    slot,
+                    trusted,
+                )
+            except OSError as exc:
+                if isinstance(exc, Refused):
+                    raise
                 raise IsolationError(f"{self.name} did not start: {exc}") from exc
-            raise
-        finally:
-            os.close(errors)
+            acquired.pop_all()
+            for fd in namespace_fds if anew else []:
+                os.close(fd)
         return sandbox
+
+    def _start_launcher(
+        self,
+        group: cgroups.Group,
+        spec: SandboxSpec,
+        made: place.Place,
+        uid: int,
+        slot: int,
+        control: wire.Socket,
+        errors: int,
+        isolated: bool,
+    ) -> subprocess.Popen[bytes]:
+        words = {**made.words, "uid": str(uid)}
+        self.launcher.prepare(words, made.shown, isolated=isolated)
+        command = self.launcher.command(words, made.shown, isolated=isolated)
+        user = (slot or None) if not self.launcher.maps_ids else None
+        return limits.start(
+            group,
+            spec,
+            [*command, *agent_code.argv(AGENT)],
+            stdin=control.fileno(),
+            stderr=errors,
+            env=self.launcher.environment(words),
+            cwd="/",
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=[] if user else None,
+        )
 
     def _wait_for_agent(self, control: wire.Socket, errors: int) -> list[int]:
         try:
@@ -305,3 +306,11 @@ class CommandBackend(AgentBackend):
         from .report import backend_report
 
         return backend_report(self)
+
+
+def _furnish(sandbox: CommandSandbox, trusted: Trusted | None) -> None:
+    """Mount what takes an agent that runs."""
+    if sandbox.namespace_fds:
+        steps = trusted.steps if trusted else []
+        binds = [step for step in steps if step[0] == "bind_inside"]
+        sandbox.furnish(Mounting(sandbox.spec, binds))

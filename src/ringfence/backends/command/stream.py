@@ -114,7 +114,7 @@ class StreamBackend(AgentBackend):
         try:
             sandbox = self._make(spec, sandbox_id)
             self._live[sandbox_id] = sandbox
-            make_workdir(sandbox)
+            sandbox.complete(lambda: make_workdir(sandbox))
             return sandbox
         finally:
             self._making.discard(sandbox_id)

@@ -100,7 +100,7 @@ class DockerBackend(AgentBackend):
         self, spec: SandboxSpec, taken_under: SandboxSpec, content: int
     ) -> DockerSandbox:
         sandbox = self._provision(spec, taken_under)
-        sandbox.load(content)
+        sandbox.complete(lambda: sandbox.load(content))
         return sandbox
 
     def _provision(
@@ -127,7 +127,7 @@ class DockerBackend(AgentBackend):
                 draft.trusted = trusted_for(spec.network, self.egress())
             sandbox = self._make(draft)
             self._live[sandbox_id] = sandbox
-            sandbox.join_network(sandbox.network)
+            sandbox.complete(lambda: sandbox.join_network(sandbox.network))
             return sandbox
         finally:
             self._making.discard(sandbox_id)
@@ -218,7 +218,7 @@ class DockerBackend(AgentBackend):
             if isinstance(exc, DockerException):
                 raise IsolationError(f"the engine did not start the container: {exc}") from exc
             raise
-        draft.complete(sandbox)
+        sandbox.complete(lambda: draft.complete(sandbox))
         return sandbox
 
     def _owner(self, draft: Draft, *, isolated: bool) -> tuple[int, int]:

@@ -93,21 +93,17 @@ class Draft:
         return list(dict.fromkeys(found))
 
     def complete(self, sandbox: DockerSandbox) -> None:
-        """See to what takes a container that runs; where it cannot be, the sandbox has ended."""
-        try:
-            if sandbox.namespace_fds:
-                steps = self.trusted.steps if self.trusted else []
-                binds = [step for step in steps if step[0] == "bind_inside"]
-                sandbox.furnish(Mounting(self.spec, binds))
-            else:
-                for mount in self.spec.mounts:
-                    sandbox.files.make_dir(mount.target)
-            root = session_root(self.spec)
-            if must_make(root, sandbox.mounts, of_image=self.held is not None):
-                sandbox.files.make_dir(root)
-        except BaseException:
-            sandbox.terminate()
-            raise
+        """See to what takes a container that runs."""
+        if sandbox.namespace_fds:
+            steps = self.trusted.steps if self.trusted else []
+            binds = [step for step in steps if step[0] == "bind_inside"]
+            sandbox.furnish(Mounting(self.spec, binds))
+        else:
+            for mount in self.spec.mounts:
+                sandbox.files.make_dir(mount.target)
+        root = session_root(self.spec)
+        if must_make(root, sandbox.mounts, of_image=self.held is not None):
+            sandbox.files.make_dir(root)
 
     def _has(self, path: str) -> bool:
         """Return whether `path` exists in the image, its own symlinks resolved inside it."""

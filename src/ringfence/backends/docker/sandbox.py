@@ -75,6 +75,8 @@ class DockerSandbox(ContainedSandbox):
         *,
         isolated: bool,
     ) -> None:
+        self.group = groups.Group(pid)  # which reads files: before there is anything to close
+        self.group.limit_sockets()
         super().__init__(backend, spec, sandbox_id, uid, mounts, control, os.pidfd_open(pid))
         self.owner: Owner = backend
         self.namespace_fds, self.pid, self.container, self.place = (
@@ -88,8 +90,6 @@ class DockerSandbox(ContainedSandbox):
         self.has_room, self._of_image = room is not None, draft.held is not None
         own = room["places"] if room is not None else in_memory
         self.places = [path for path in own if not path.startswith("/dev/")]
-        self.group = groups.Group(pid)
-        self.group.limit_sockets()
         self.network: ContainedNetwork = ContainedNetwork(self, draft.trusted)
 
     def _read_stats(self, state: State) -> SandboxStats:

@@ -10,6 +10,7 @@ from ...launcher import wire
 from ...launcher.machine_code.process_image import HEAD_IS_WRITTEN
 from ...model.spec import STRONG
 from ..local import journal
+from ..local.acquired import Acquired
 from ..local.answers import Refused, answer
 from ..local.host import cgroups, identity
 from ..local.host.accounts import own_root_refused
@@ -156,9 +157,15 @@ class GvisorBackend(Jails, Tenanted):
     ) -> GvisorSandbox:
         here, uid, jailer = host(), identity.uid_of(spec.user), self.jailer()
         views = self.views(jailer)
-        first = self.host_ids().take() if here.trusted_root else 0
-        draft = Draft(spec, sandbox_id, uid, first, image)
-        try:
+        with Acquired() as passed, Acquired() as acquired:
+            first = self.host_ids().take() if here.trusted_root else 0
+            if first:
+                acquired.callback(self.host_ids().give_back, first)
+            draft = Draft(spec, sandbox_id, uid, first, image)
+            passed.callback(draft.close)
+            acquired.callback(
+                lambda: journal.give_up(draft.protected, draft.note, sandbox_id, jailer)
+            )
             process_image = self._process_image(jailer)
             draft.shares_pages = views.why_not(image)
             size = sizes(spec, here, most_pids=runsc.safe_pids())
@@ -166,6 +173,8 @@ class GvisorBackend(Jails, Tenanted):
                 from ..local.mounts import disks
 
                 draft.disk = disks.image_for(NAME, sandbox_id, size, first, spec)
+                if draft.disk is not None:
+                    passed.callback(draft.disk.close)
             if spec.network.needs_tls_termination:
                 from ..local.mounts.trusted import trusted_for
 
@@ -187,21 +196,13 @@ class GvisorBackend(Jails, Tenanted):
             sandbox, network = self._launch(
                 jailer, draft, plan, size, group, content, program, memory, process_image
             )
-        except BaseException:
-            journal.give_up(draft.protected, draft.note, sandbox_id, jailer)
-            if first:
-                self.host_ids().give_back(first)
-            raise
-        finally:
-            draft.close()
-            if draft.disk is not None:
-                draft.disk.close()
+            acquired.pop_all()
         self._process_image_worked = self._process_image_worked or bool(
             plan["guest"]["process_image"]
         )
         self._jailed[sandbox_id] = sandbox
         # From here on it is the sandbox that gives everything back, when it ends.
-        sandbox.join_network(network)
+        sandbox.complete(lambda: sandbox.join_network(network))
         return sandbox
 
     def belongs_to(self, sandbox_id: str, tenant: str) -> None:
@@ -270,47 +271,46 @@ class GvisorBackend(Jails, Tenanted):
         memory: str,
         process_image: ProcessImage | None,
     ) -> tuple[GvisorSandbox, GvisorNetwork]:
-        errors = appended_words("gvisor-says")
-        ours, theirs = wire.socketpair()
-        pidfd, sockets = -1, list[int]()
-        reply, last = ours, 0
-        try:
-            told = planning.settings(draft, host(), size)
-            copied = process_image if plan["guest"]["process_image"] else None
-            # It waits there until the agent reads it, as its first message of all.
-            if memory:
-                reply = _wake(ours)
-            elif copied is None:
-                wire.send(ours, told)
-            passed = [theirs.fileno(), errors, *([content] if content >= 0 else []), *draft.fds]
+        with Acquired() as passed, Acquired() as acquired:
+            errors = appended_words("gvisor-says")
+            acquired.callback(os.close, errors)
+            ours, theirs = wire.socketpair()
+            acquired.callback(ours.close)
+            passed.callback(theirs.close)
+            reply, last = ours, 0
             try:
-                body, [pidfd] = jailer.ask("create", plan, passed)
-            finally:
+                told = planning.settings(draft, host(), size)
+                copied = process_image if plan["guest"]["process_image"] else None
+                # It waits there until the agent reads it, as its first message of all.
+                if memory:
+                    reply = _wake(ours)
+                    passed.callback(reply.close)
+                elif copied is None:
+                    wire.send(ours, told)
+                content_fds = [content] if content >= 0 else []
+                passed_on = [theirs.fileno(), errors, *content_fds, *draft.fds]
+                body, [pidfd] = jailer.ask("create", plan, passed_on)
+                acquired.callback(kill, pidfd)
                 theirs.close()
-            if copied is not None:
-                _bring(copied, ours, errors)
-                _tell(ours, told)  # now it may read
-            if plan["network"] is not None:
-                _, sockets = answer(ours, _READY_S)
-            said, _ = _answered(reply, errors)
-            if memory:
-                reply.close()
-                last = int(said)
-            ours.settimeout(None)
-            sandbox = GvisorSandbox(
-                self, draft, size, group, ours, int(body), pidfd, errors, jailer, program, last
-            )
-        except BaseException as exc:
-            for end in (ours, reply):
-                end.close()
-            for fd in (errors, *sockets):
-                os.close(fd)
-            if pidfd >= 0:
-                kill(pidfd)
-            if isinstance(exc, Refused):
+                if copied is not None:
+                    _bring(copied, ours, errors)
+                    _tell(ours, told)  # now it may read
+                sockets: list[int] = []
+                if plan["network"] is not None:
+                    _, sockets = answer(ours, _READY_S)
+                    for fd in sockets:
+                        acquired.callback(os.close, fd)
+                said, _ = _answered(reply, errors)
+                last = int(said) if memory else 0
+                ours.settimeout(None)
+                sandbox = GvisorSandbox(
+                    self, draft, size, group, ours, int(body), pidfd, errors, jailer, program, last
+                )
+                network = GvisorNetwork(sandbox, sockets, draft.trusted)
+            except Refused as exc:
                 raise error_of(exc) from exc
-            raise
-        return sandbox, GvisorNetwork(sandbox, sockets, draft.trusted)
+            acquired.pop_all()
+        return sandbox, network
 
     # -- the rest of the contract -------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class GvisorBackend(Jails, Tenanted):
                 return self._provision(again, content)
             check_goes_on(spec, taken_under)
             sandbox = self._provision(again, content, memory)
-            tell_limits(sandbox, taken_under)
+            sandbox.complete(lambda: tell_limits(sandbox, taken_under))
             return sandbox
         finally:
             os.close(content)

@@ -17,6 +17,7 @@ from ...policy.landlock import SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL
 from ..command import limits
 from ..command.backend import CommandBackend
 from ..command.launchers import Launcher
+from ..local.acquired import Acquired
 from ..local.agents.agents import make_workdir, own_mounts, settings
 from ..local.agents.inside import descendants
 from ..local.answers import Refused, answer
@@ -31,7 +32,7 @@ from . import filters, rules
 from .network import Loopback
 from .place import SHARED_MEMORY, Place
 from .sandbox import LandlockSandbox
-from .starter import Guardian, Starter
+from .starter import Starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class LandlockBackend(CommandBackend):
     ) -> LandlockSandbox:
         del taken_under
         sandbox = self.provision(spec)
-        sandbox.load(content)
+        sandbox.complete(lambda: sandbox.load(content))
         return sandbox
 
     def _make(self, spec: SandboxSpec, sandbox_id: str) -> LandlockSandbox:
@@ -139,7 +140,7 @@ class LandlockBackend(CommandBackend):
             raise
         self._live[sandbox_id] = sandbox
         if mount is None or rules.is_own(mount):
-            make_workdir(sandbox)
+            sandbox.complete(lambda: make_workdir(sandbox))
         return sandbox
 
     def _settings(
@@ -197,23 +198,30 @@ class LandlockBackend(CommandBackend):
     def _start(
         self, spec: SandboxSpec, sandbox_id: str, slot: int, made: Place, trusted: Trusted | None
     ) -> LandlockSandbox:
-        loopback = Loopback()
-        try:
-            opened = rules.open_mounts(rules.shown(spec))
-        except BaseException:
-            loopback.close()
-            raise
-        errors = room_for_words("guardian-says")
-        ours, theirs = wire.socketpair()
-        process: Guardian | None = None
-        tasks: list[int] = []
         layout = self.layout()
         group = cgroups.Group(layout, cgroups.group_name(sandbox_id), cpus=bool(spec.limits.cpus))
-        try:
+        with Acquired() as passed, Acquired() as acquired:
+            loopback = Loopback()
+            acquired.callback(loopback.close)
+            opened = rules.open_mounts(rules.shown(spec))
+            for fd, _access in opened:
+                passed.callback(os.close, fd)
+            errors = room_for_words("guardian-says")
+            passed.callback(os.close, errors)
+            acquired.callback(remove, group.directories)
             told = self._settings(spec, slot, made, opened, loopback)
             limits.make(group, spec)
             tasks = open_tasks(group.directories) if layout.version == 1 else []
+            for fd in tasks:
+                passed.callback(os.close, fd)
+            ours, theirs = wire.socketpair()
+            acquired.callback(ours.close)
+            passed.callback(theirs.close)
             process = self._starter.start(theirs.fileno(), errors, tasks)
+            # The guardian ends everything when nobody is at the other end.
+            acquired.callback(process.wait)
+            acquired.callback(theirs.close)
+            acquired.callback(ours.close)
             if layout.version == 2:
                 limits.join(group, process.pid)
             wire.send(ours, told, [fd for fd, _access in opened])
@@ -239,7 +247,7 @@ class LandlockBackend(CommandBackend):
             ]
             base = told["tag_base"]
             assert isinstance(base, int)
-            return LandlockSandbox(
+            sandbox = LandlockSandbox(
                 self,
                 spec,
                 sandbox_id,
@@ -256,18 +264,8 @@ class LandlockBackend(CommandBackend):
                 trusted,
                 asks_about_forks=bool(told["forks"]) and asks,
             )
-        except BaseException:
-            ours.close()
-            theirs.close()
-            loopback.close()
-            if process is not None:
-                process.wait()  # the guardian ends everything when nobody is at the other end
-            remove(group.directories)
-            raise
-        finally:
-            os.close(errors)
-            for fd in [*tasks, *(fd for fd, _access in opened)]:
-                os.close(fd)
+            acquired.pop_all()
+        return sandbox
 
     def close(self) -> None:
         super().close()

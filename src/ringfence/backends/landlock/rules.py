@@ -278,8 +278,9 @@ def open_mounts(mounts: Sequence[Mount]) -> list[tuple[int, int]]:
     try:
         for mount in mounts:
             fd = os.open(mount.target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            opened.append((fd, 0))  # also where it cannot be looked at, it is closed
             mode = os.fstat(fd).st_mode
-            opened.append((fd, _RIGHTS[stat.S_ISDIR(mode), mount.is_writable]))
+            opened[-1] = fd, _RIGHTS[stat.S_ISDIR(mode), mount.is_writable]
             if stat.S_ISLNK(mode) or os.readlink(f"/proc/self/fd/{fd}") != mount.target:
                 what = f"{mount.source} has a symlink in it now"
                 hint = "mount the directory by its real path"

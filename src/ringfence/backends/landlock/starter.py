@@ -70,8 +70,14 @@ class Starter:
             Refused: No process can be forked.
             SandboxLost: The starter was killed; the next call starts another.
         """
-        pid, _fds = self._running().ask("start", None, [control, errors, *tasks])
-        return Guardian(int(pid))
+        answered, _fds = self._running().ask("start", None, [control, errors, *tasks])
+        pid = int(answered)
+        try:
+            return Guardian(pid)
+        except BaseException:  # we have no descriptor left
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def _running(self) -> Launched:
         with self._lock:

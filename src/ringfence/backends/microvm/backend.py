@@ -170,7 +170,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
         try:
             sandbox = self._make(spec, sandbox_id, machines, image, memory, before)
             self._jailed[sandbox_id] = sandbox
-            sandbox.join_network(sandbox.network)
+            sandbox.complete(lambda: sandbox.join_network(sandbox.network))
         except OSError as exc:
             if problem := out_of_files(exc):
                 raise problem from exc
@@ -178,9 +178,9 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
         finally:
             self._making.discard(sandbox_id)
         if memory:
-            sandbox.resume_from_checkpoint()
+            sandbox.complete(sandbox.resume_from_checkpoint)
         elif content >= 0:
-            sandbox.load(content)
+            sandbox.complete(lambda: sandbox.load(content))
         return sandbox
 
     def _make(
@@ -409,7 +409,7 @@ class MicrovmBackend(Jails, TierDefault, GuestKernel, Replicable):
                 return self._provision(again, content)
             check_goes_on(spec, taken_under, network=True)
             sandbox = self._provision(again, content, memory, taken_under.network)
-            tell_limits(sandbox, taken_under)
+            sandbox.complete(lambda: tell_limits(sandbox, taken_under))
             return sandbox
         finally:
             os.close(content)

@@ -208,7 +208,7 @@ class MicrovmSandbox(JailedSandbox):
             reply.close()
 
     def load(self, content: int) -> None:
-        """Unpack a snapshot's files over the root; on failure the sandbox is ended."""
+        """Unpack a snapshot's files over the root."""
         self.unpack((self.image is not None,), content)
 
     # -- with its memory ----------------------------------------------------------------------
@@ -223,13 +223,12 @@ class MicrovmSandbox(JailedSandbox):
         return "", ""
 
     def resume_from_checkpoint(self) -> None:
-        """Go on from a checkpoint; on failure the sandbox is ended."""
+        """Go on from a checkpoint."""
         try:
             answer(self.share, _RISING_S)  # files are served again
             self._numbers = self._execs_before = int(self.ask("wake", template.new_hostname())[0])
             self.ask("freeze", False)
         except (Refused, SandboxLost, ValueError) as exc:
-            self.terminate()
             raise IoError(f"the machine could not be resumed: {exc}") from exc
 
     # -- the end ------------------------------------------------------------------------------

@@ -352,11 +352,7 @@ def own_mounts(spec: SandboxSpec) -> list[ResolvedMount]:
 
 
 def make_workdir(sandbox: GuestSandbox) -> None:
-    """The session's root; where it cannot be made, the sandbox has ended."""
+    """Make the session's root, unless it is always there."""
     root = session_root(sandbox.spec)
     if is_own(root):
-        try:
-            sandbox.files.make_dir(root)
-        except BaseException:
-            sandbox.terminate()
-            raise
+        sandbox.files.make_dir(root)

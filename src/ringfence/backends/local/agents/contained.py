@@ -249,11 +249,10 @@ class ContainedSandbox(GuestSandbox):
         )
 
     def load(self, content: int) -> None:
-        """Put a snapshot's files back; on failure the sandbox is ended."""
+        """Put a snapshot's files back."""
         try:
             self.join("contained", {"do": "load"}, [content])
         except Refused as exc:
-            self.terminate()
             raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
 
 

@@ -32,7 +32,7 @@ from .streams import lend, open_channels, reset_on_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
     from ....egress.host.client import Egress
@@ -102,15 +102,19 @@ class GuestSandbox(LocalSandbox):
             spec, self.network.environment() if self.network is not None else {}
         )
 
+    def complete(self, *steps: Callable[[], object]) -> None:
+        """Take the last steps of a create, one after the other; where one fails, the sandbox has ended."""
+        with Acquired() as acquired:
+            acquired.callback(self.terminate)
+            for step in steps:
+                step()
+            acquired.pop_all()
+
     def join_network(self, network: SandboxNetwork) -> None:
-        """Begin to answer what its programs ask of the network; when that fails, it has ended."""
+        """Begin to answer what its programs ask of the network."""
         self.network = network
         self._environment = environment(self.spec, network.environment())
-        try:
-            network.serve()
-        except BaseException:
-            self.terminate()
-            raise
+        network.serve()
 
     # -- describing -------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class GuestSandbox(LocalSandbox):
         return path
 
     def unpack(self, arguments: tuple[Any, ...], content: int) -> None:
-        """Have the agent unpack a snapshot's files; on failure the sandbox is ended.
+        """Have the agent unpack a snapshot's files.
 
         Args:
             arguments: Of its verb `load`.
@@ -158,7 +162,6 @@ class GuestSandbox(LocalSandbox):
         try:
             answer(reply, None)
         except Refused as exc:
-            self.terminate()
             raise IoError(f"the snapshot was not unpacked: {exc.strerror}") from exc
         finally:
             reply.close()

@@ -144,11 +144,7 @@ def check_goes_on(
 def tell_limits(sandbox: GuestSandbox, taken_under: SandboxSpec) -> None:
     """Tell the agent of one that was restored with its memory what differs from before."""
     if sandbox.spec.limits.cpus is not None and taken_under.limits.cpus is None:
-        try:
-            sandbox.ask("throttled")
-        except BaseException:
-            sandbox.terminate()
-            raise
+        sandbox.ask("throttled")
 
 
 def kept_inside(spec: SandboxSpec, taken_under: SandboxSpec, *, network: bool) -> str:
