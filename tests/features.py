@@ -30,6 +30,11 @@ def _user_namespaces() -> bool:
     return _runs("unshare", "--user", "--map-root-user", "true")
 
 
+def _amx() -> bool:
+    with open("/proc/cpuinfo", encoding="ascii") as processors:
+        return " amx_tile " in processors.read()
+
+
 def _landlock() -> bool:
     try:
         with open("/sys/kernel/security/lsm", encoding="ascii") as lsm:
@@ -83,6 +88,7 @@ PROBES: dict[str, Callable[[], bool]] = {
     "guest kernel": lambda: guest_kernel() is not None,
     "user namespaces": _user_namespaces,
     "landlock": _landlock,
+    "amx": _amx,
     "fuse": _fuse,
     "id ranges": _id_ranges,
     "cgroup": lambda: _cgroup_v1() or _cgroup_v2(),
@@ -99,6 +105,7 @@ NEVER_A_FAILURE = {
     "cgroup v1",
     "cgroup v2",
     "podman",
+    "amx",
     "java",
     "node",
     "zsh",

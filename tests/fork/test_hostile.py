@@ -13,6 +13,7 @@ from ringfence import Limits, Sandbox
 from ringfence.backends.native import live_copies
 from ringfence.errors import Unsupported
 from ringfence.linux import libc
+from tests.features import has, require
 from tests.native import refusing
 from tests.native.callers import Caller
 
@@ -161,6 +162,45 @@ while not where[64]: time.sleep(0.001)
     with forks[0], forks[1]:
         for each in (*forks, sandbox):
             assert "True" == each.run_code(ask, timeout_s=10).text
+
+
+def test_a_copy_may_use_tiles_as_its_source_may(sandbox: Sandbox) -> None:
+    """Of AMX, which a process has to ask for; elsewhere nobody may."""
+    sandbox.run_code(
+        f"""{_MACHINE_CODE}
+asked = libc.syscall(158, 0x1023, 18)
+def permitted():
+    mask = ctypes.c_ulong()
+    libc.syscall(158, 0x1022, ctypes.byref(mask))
+    return hex(mask.value & 1 << 18)
+"""
+    )
+    expected = "'0x40000'" if has("amx") else "'0x0'"
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        for each in (fork, sandbox):
+            assert expected == each.run_code("permitted()").text
+
+
+def test_a_thread_with_data_in_tiles_is_refused(sandbox: Sandbox) -> None:
+    """It loads a configuration, zeroes a tile and spins, until it is told to let go of them."""
+    require("amx")
+    sandbox.run_code(
+        f"""{_MACHINE_CODE}
+libc.syscall(158, 0x1023, 18)
+where = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+where[0], where[16], where[48] = 1, 64, 16
+hold = machine('c4e2784907c4e27b49c0c6474001f390807f410074f8c4e27849c0c6474201f390ebfc', ctypes.c_void_p)
+begin(hold, ctypes.addressof(ctypes.c_char.from_buffer(where)))
+while not where[64]: time.sleep(0.001)
+"""
+    )
+    with pytest.raises(Unsupported, match="tiles of AMX"):
+        sandbox.fork(processes="required")
+    sandbox.run_code("where[65] = 1\nwhile not where[66]: time.sleep(0.001)")
+    (fork,) = sandbox.fork(processes="required")
+    with fork:
+        assert "1" == fork.run_code("where[66]").text
 
 
 def test_a_thread_that_does_not_stop_is_refused(

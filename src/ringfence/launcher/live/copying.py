@@ -39,6 +39,7 @@ _CLONE_VM, _CLONE_VFORK, _SIGCHLD, _WALL = 0x100, 0x4000, 17, 0x40000000
 # VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS, CHILD_CLEARTID: as pthread_create(3) asks for.
 _THREAD = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000 | 0x80000 | 0x200000
 _SET_FS, _SET_GS = 0x1002, 0x1001  # arch_prctl(2)
+_ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
 _PR_SET_MM_MAP = 14
 _NEW_LISTENER, _TSYNC, _KILLABLE = 8, 1, 32
 _SHARED_FIXED_ANONYMOUS = 1 | 0x10 | 0x20  # mmap(2)
@@ -189,6 +190,8 @@ class _Copy:
         for start, end in source.not_inherited:
             self.steps.add(_MADVISE, start, end - start, DO_NOT_FORK)
         self.steps.add(_CHDIR, self.steps.text(source.cwd))
+        if source.may_use_tiles:
+            self.steps.add(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
         for which, value in source.timers.items():
             self.steps.add(_SETITIMER, which, self.steps.put(value), 0)
         for info in source.pending:

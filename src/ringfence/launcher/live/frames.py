@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ...linux.tracing import Thread
     from .source import State
 
 # fs/signal: what a system call that a signal interrupted has in rax, to begin again.
@@ -21,7 +22,18 @@ _TRAP = 0x100  # EFLAGS.TF: single step
 _USER_CODE, _USER_DATA = 0x33, 0x2B
 _SOFTWARE_AT, _FEATURES_AT = 464, 464
 _MAGIC, _END_MAGIC = 0x46505853, 0x46505845
+_IN_USE_AT = 512  # XSTATE_BV of the header of XSAVE
 _CONTEXT_FLAGS = 1 | 2 | 4  # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS
+# AMX: the data of tiles, which no other component of XSAVE lies behind. Source: Intel SDM, volume 1, 13.5.
+TILES, _TILES_BYTES = 1 << 18, 8192
+
+
+def uses_tiles(thread: Thread) -> bool:
+    """Whether there is data in its tile registers, which no thread has room for that has not used them yet."""
+    extended = thread.extended
+    return len(extended) >= _IN_USE_AT + 8 and bool(
+        struct.unpack_from("=Q", extended, _IN_USE_AT)[0] & TILES
+    )
 
 
 def resumed(state: State) -> dict[str, int]:
@@ -37,12 +49,18 @@ def resumed(state: State) -> dict[str, int]:
 def signal_frame(state: State, at: int) -> tuple[bytes, int]:
     """Frame that rt_sigreturn(2) restores a thread from, for memory at `at`, and the address it reads from.
 
-    Source: arch/x86/include/uapi/asm/sigcontext.h, ucontext.h.
+    Of a frame with room for more than the thread has, the kernel restores the registers of SSE only, and says
+    nothing. What ptrace(2) tells has room for every feature of the processor: that for tiles is left out.
+
+    Source: arch/x86/include/uapi/asm/sigcontext.h, ucontext.h; arch/x86/kernel/fpu/signal.c.
     """
     registers = resumed(state)
     extended = bytearray(state.thread.extended)
-    size = len(extended)
     (features,) = struct.unpack_from("=Q", extended, _FEATURES_AT)
+    if features & TILES:
+        features &= ~TILES
+        del extended[-_TILES_BYTES:]
+    size = len(extended)
     struct.pack_into("=IIQI28x", extended, _SOFTWARE_AT, _MAGIC, size + 4, features, size)
     extended += struct.pack("=I", _END_MAGIC)
     extended += bytes(-len(extended) % 64)

@@ -9,6 +9,7 @@ import stat
 import time
 
 from ...linux import files, tracing
+from . import frames
 from .descriptors import RESOLVE, require_file, shown
 from .sockets import CannotCopy
 from .steps import CODE, PAGE
@@ -25,6 +26,7 @@ _PR_GET_TID_ADDRESS, _PR_GET_PDEATHSIG, _PR_GET_CHILD_SUBREAPER, _PR = 40, 2, 37
 _SIGALTSTACK, _SIGACTION, _BRK, _GETITIMER = 131, 13, 12, 36
 _CLONE_PARENT, _SIGCHLD = 0x8000, 17
 _MADVISE, DO_NOT_FORK, _DO_FORK, _WAIT4, _WAITID = 28, 10, 11, 61, 247
+_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM = 158, 0x1022
 _EXITED, _STATUS_AT = 1, 24  # CLD_EXITED, and si_status in siginfo_t
 _FILTERS = 2  # of each program beside ours: see `lockdown.seal`
 _READ_ONLY = 1  # ST_RDONLY
@@ -139,6 +141,7 @@ class Source:
         self.runs: list[tuple[int, int]] = []
         self.not_inherited: list[tuple[int, int]] = []  # memory that its own children do not get
         self.brk = self.umask = self.death_signal = 0
+        self.may_use_tiles = False
         self.memory_map: list[int] = []
         self.auxv, self.vdso = b"", b""
         self.user: list[bytes] = []
@@ -243,6 +246,8 @@ class Source:
                 self.stopped[tid] = thread
                 if thread.is_suspended:
                     raise CannotCopy("it is suspended by a signal")
+                if frames.uses_tiles(thread):
+                    raise CannotCopy("a thread of it computes with the tiles of AMX just now")
         if self.pid not in self.stopped:
             raise CannotCopy("its first thread has ended")
 
@@ -372,6 +377,9 @@ class Source:
             state.alternate_stack = os.pread(memory, 24, scratch)
             if is_first:
                 self._ask_process(thread, memory, scratch)
+                if thread.call(self._gadget, _ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, scratch) == 0:
+                    (permitted,) = struct.unpack("=Q", os.pread(memory, 8, scratch))
+                    self.may_use_tiles = bool(permitted & frames.TILES)
         finally:
             try:
                 os.pwrite(memory, saved, scratch)
