@@ -14,13 +14,14 @@ import pytest
 
 from ringfence.backends.gvisor import places, runsc
 from ringfence.backends.gvisor import sandbox as module
-from ringfence.backends.gvisor.asked import NO_MEMORY, NO_MEMORY_OF_SOCKETS
+from ringfence.backends.gvisor.asked import NO_MEMORY, NO_MEMORY_OF_SOCKETS, check
 from ringfence.backends.gvisor.sandbox import GvisorNetwork, GvisorSandbox
 from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.host import identity
 from ringfence.backends.local.network import SandboxNetwork
 from ringfence.errors import ExecError, LifecycleError, NetworkPolicyError, SandboxLost, Unsupported
 from ringfence.launcher import wire
+from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.net.network import NetworkPolicy
 from ringfence.model.spec import SandboxSpec
@@ -399,3 +400,21 @@ class TestRefusals:
         else:
             with pytest.raises(NetworkPolicyError):
                 network.check(NetworkPolicy.parse("a.test"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [
+        ({}, ""),
+        ({"idle_timeout_s": 60.0}, "idle_timeout_s"),
+        ({"io_bytes_per_s": 1 << 20}, "io_bytes_per_s"),
+    ],
+)
+def test_limits_that_nobody_watches_are_refused(limits: dict[str, Any], refused: str) -> None:
+    spec = SandboxSpec(tier="strong", limits=Limits(**limits))
+    if not refused:
+        check(spec)
+        return
+    with pytest.raises(Unsupported) as problem:
+        check(spec)
+    assert f"limits.{refused}" == problem.value.field

@@ -491,6 +491,10 @@ class TestBackend:
             other._path, other._kernel_place, other._cache_dir, other._state_dir,
         )  # fmt: skip
 
+    def test_a_kernel_that_is_not_there_is_refused_where_it_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(BackendUnavailable, match=r"no-such-kernel"):
+            self.backend(tmp_path).check_kernel(str(tmp_path / "no-such-kernel"))
+
     def test_none_waits_and_what_is_refused_is_refused_first(self, tmp_path: Path) -> None:
         made = self.backend(tmp_path)
         with pytest.raises(Unsupported) as refusal:
