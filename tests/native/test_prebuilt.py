@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,27 @@ def backend(tmp_path: Path) -> Iterator[NativeBackend]:
     made.close()
 
 
-def prebuilt_after(backend: NativeBackend, spec: SandboxSpec | None = None) -> int:
-    """Create and end a sandbox; return the host's pid of the one that is prebuilt then, locked down."""
+def prebuilt_after(
+    backend: NativeBackend, spec: SandboxSpec | None = None, besides: Iterable[int] = ()
+) -> int:
+    """Create and end a sandbox; return the host's pid of the one that is prebuilt then, locked down.
+
+    Args:
+        besides: Those that it replaces, which may not have ended yet.
+    """
     with Sandbox.create(spec, backend=backend) as sandbox:
         over = init_pid(sandbox)
     zygote = backend.zygote().pid
-    # The last one may not have been reaped, the next one not be there yet, and a helper be at work.
-    assert until(
-        lambda: [each for each in children_of(zygote) if is_locked_down(each)] not in ([], [over])
-    )
-    assert until(lambda: over not in children_of(zygote))
-    (pid,) = [each for each in children_of(zygote) if is_locked_down(each)]
-    return pid
+    found: list[int] = []
+
+    def is_there() -> bool:
+        """The last one may not have been reaped, the next one not be there yet, and a helper be at work."""
+        children = set(children_of(zygote))
+        found[:] = [each for each in children - {*besides} if is_locked_down(each)]
+        return over not in children and len(found) == 1
+
+    assert until(is_there), (over, found)
+    return found[0]
 
 
 def is_locked_down(pid: int) -> bool:
@@ -125,7 +134,7 @@ def test_one_of_another_kind_replaces_it(backend: NativeBackend) -> None:
     first = pin([prebuilt_after(backend)])
     name = prebuilt_id(backend)
 
-    second = prebuilt_after(backend, SandboxSpec(limits=Limits(pids=37)))
+    second = prebuilt_after(backend, SandboxSpec(limits=Limits(pids=37)), besides=first)
 
     assert [] == survivors(first, GONE_WITHIN_S)
     assert until(lambda: not cgroups_of(name))

@@ -42,6 +42,12 @@ def egress_processes(parent: int = 0) -> list[int]:
     return found
 
 
+def the_egress_process() -> int:
+    """The one of this process, which may have just taken the place of one that was killed."""
+    assert until(lambda: 1 == len(egress_processes()))
+    return egress_processes()[0]
+
+
 def reaches(sandbox: Sandbox, host: str = "a.test") -> bool:
     say = [f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"]
     return (
@@ -58,21 +64,21 @@ def test_a_killed_egress_process_opens_nothing_and_comes_back(
     sandbox = make(network="a.test,echo.test")
     download = sandbox.start(["curl", "-sS", "-o", "/dev/null", "http://a.test/bytes/100000000000"])
     assert world.internet.wait(kind="request", target="/bytes/100000000000")
-    (victim,) = egress_processes()
+    victim = the_egress_process()
 
     os.kill(victim, signal.SIGKILL)
 
     assert not download.wait(timeout_s=10).ok  # what it carried is cut, not carried on by anybody
     assert reaches(sandbox)  # without anything done for it
     assert not reaches(sandbox, "evil.test")
-    (successor,) = egress_processes()
+    successor = the_egress_process()
     assert successor != victim
 
 
 def test_while_it_is_gone_nothing_leaves(make: MakeSandbox, world: World) -> None:
     """Stopped it answers nobody; killed then, what waited for it is refused or served, never let out."""
     sandbox = make(network="a.test")
-    (victim,) = egress_processes()
+    victim = the_egress_process()
     os.kill(victim, signal.SIGSTOP)
     mark = world.mark()
     try:
@@ -91,7 +97,7 @@ def test_a_restart_keeps_every_policy(make: MakeSandbox) -> None:
     sandboxes[2].apply_network_policy("v4.test")
     names[2] = "v4.test"
     for _ in range(2):
-        (victim,) = egress_processes()
+        victim = the_egress_process()
         os.kill(victim, signal.SIGKILL)
         for sandbox, own in zip(sandboxes, names, strict=True):
             for name in ("a.test", "b.test", "c.test", "v4.test"):
@@ -102,7 +108,7 @@ def test_addresses_of_names_survive_a_restart(make: MakeSandbox) -> None:
     """A program that resolved once, as servers do, goes on."""
     sandbox = make(network="a.test,b.test,c.test")
     before = attempt(sandbox, "resolve", name="b.test")["addresses"]
-    (victim,) = egress_processes()
+    victim = the_egress_process()
 
     os.kill(victim, signal.SIGKILL)
 
@@ -116,7 +122,7 @@ def test_addresses_of_names_survive_a_restart(make: MakeSandbox) -> None:
 def test_a_policy_can_be_changed_while_it_is_gone(make: MakeSandbox) -> None:
     """Asked between two egress processes: answered by the next."""
     sandbox = make(network="a.test")
-    (victim,) = egress_processes()
+    victim = the_egress_process()
     os.kill(victim, signal.SIGKILL)
 
     for name in ("c.test", "a.test", "b.test"):
@@ -149,7 +155,7 @@ def test_nothing_outlives_the_host_process(world: World, signum: signal.Signals)
 
 def test_the_egress_process_has_no_more_than_it_needs(make: MakeSandbox) -> None:
     assert reaches(make(network="a.test"))  # whatever is served comes after
-    (pid,) = egress_processes()
+    pid = the_egress_process()
     status = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -267,14 +273,14 @@ def test_a_thousand_sandboxes_with_policies(world: World) -> None:
             )
             assert reaches(sandboxes[number], f"n{number}.wild.test")
             assert not reaches(sandboxes[number], f"n{number + 1}.wild.test")
-        (victim,) = egress_processes()
+        victim = the_egress_process()
         os.kill(victim, signal.SIGKILL)
         assert until(lambda: reaches(sandboxes[999], "n999.wild.test"), 30)
         assert reaches(sandboxes[0], "n0.wild.test")
     finally:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Sandbox.terminate, sandboxes))
-    (pid,) = egress_processes()
+    pid = the_egress_process()
     if os.access(f"/proc/{pid}/fd", os.R_OK):  # it is not dumpable: an ordinary user may not look
         assert until(lambda: len(open_fds(pid)) < 50)
 
@@ -283,7 +289,7 @@ def test_a_thousand_sandboxes_with_policies(world: World) -> None:
 def test_create_and_terminate_leaves_nothing_in_the_egress_process(world: World) -> None:
     with new_sandbox(world, network="a.test") as sandbox:
         assert reaches(sandbox)
-        (pid,) = egress_processes()
+        pid = the_egress_process()
         before = len(open_fds(pid))
     for _ in range(100):
         with Sandbox.create(network="a.test,b.test:80"):

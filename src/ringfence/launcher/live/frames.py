@@ -29,7 +29,7 @@ TILES, _TILES_BYTES = 1 << 18, 8192
 
 
 def uses_tiles(thread: Thread) -> bool:
-    """Whether there is data in its tile registers, which no thread has room for that has not used them yet."""
+    """Tell whether there is data in its tile registers, for which a thread has room once it has used them."""
     extended = thread.extended
     return len(extended) >= _IN_USE_AT + 8 and bool(
         struct.unpack_from("=Q", extended, _IN_USE_AT)[0] & TILES
