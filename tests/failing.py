@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ringfence
 
@@ -72,3 +72,45 @@ class Steps:
                 self.seen[step] = None
             elif step == self._fails:
                 raise StepError(errno.EIO, f"no {step.name} today")  # this ends the profile too
+
+
+class Held(Protocol):
+    """What this process has of the host for sandboxes of a backend."""
+
+    kinds: list[Callable[[], Any]]
+
+    def at_rest(self) -> dict[str, Any]:
+        """Count it, when what ends by itself has ended."""
+
+    def unlike(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Tell what is other than before, once all that ends by itself has ended."""
+
+
+def left_by_creates(
+    held: Held, rooms: tuple[str, ...], is_exempt: Callable[[str], bool]
+) -> tuple[dict[Step, dict[str, Any]], int]:
+    """Let each step of each kind of create fail once; what stayed, by step, and how many were tried.
+
+    Args:
+        is_exempt: Whether a function of that qualified name is no step.
+    """
+    tried: set[str] = set()
+    left, before = {}, held.at_rest()
+    for create in held.kinds:
+        made: list[Any] = []
+
+        def begin(create: Callable[[], Any] = create, made: list[Any] = made) -> None:
+            made.append(create())
+
+        steps = Steps(*rooms)
+        for step in steps.of(begin):
+            if step.name in tried or is_exempt(step.name) or step.name.endswith(".close"):
+                continue
+            tried.add(step.name)
+            steps.fail(step, begin)
+            while made:
+                made.pop().terminate()
+            if found := held.unlike(before):
+                left[step] = found
+                before = held.at_rest()
+    return left, len(tried)

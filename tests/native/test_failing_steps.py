@@ -10,7 +10,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.backends.native.trees import Helper
 from ringfence.errors import InvalidRequest, IsolationError
 from ringfence.snapshots.catalogue import Catalogue
-from tests.failing import OF_THEMSELVES, Steps
+from tests.failing import OF_THEMSELVES, Steps, left_by_creates
 from tests.native.outside import cgroups_of, children_of, until
 
 ROOMS = "backends/native", "backends/local"
@@ -107,29 +106,10 @@ def fail(*_what: object, **_how: object) -> None:
 
 
 def test_nothing_stays_of_a_create_of_which_a_step_fails(held: Held) -> None:
-    tried, left, before = set(OF_A_CREATE), {}, held.at_rest()
-
-    for create in held.kinds:
-        made: list[NativeSandbox] = []
-        begin = partial(_add, made, create)
-        steps = Steps(*ROOMS)
-        for step in steps.of(begin):
-            if step.name in tried or step.name.endswith(".close"):
-                continue
-            tried.add(step.name)
-            steps.fail(step, begin)
-            while made:
-                made.pop().terminate()
-            if found := held.unlike(before):
-                left[step] = found
-                before = held.at_rest()
+    left, count = left_by_creates(held, ROOMS, OF_A_CREATE.__contains__)
 
     assert not left, left
-    assert len(tried) > 120, "they are not seen any more"
-
-
-def _add(made: list[NativeSandbox], create: Callable[[], NativeSandbox]) -> None:
-    made.append(create())
+    assert count > 120, "they are not seen any more"
 
 
 @pytest.mark.parametrize("step", ["meanwhile", "begin"])

@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ringfence.backends.command import place
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.local.agents.guest import GuestSandbox
 from tests.engine import running_engine
-from tests.failing import OF_THEMSELVES, Steps
+from tests.failing import OF_THEMSELVES, left_by_creates
 from tests.features import require
 from tests.native.outside import cgroups_of, children_of, until
 
@@ -54,6 +53,11 @@ IN_MEMORY = {
     "session_root",
     "answer",
 }
+
+
+def is_exempt(name: str) -> bool:
+    """Tell so of what they define inside, too."""
+    return name in OF_THEMSELVES or name.partition(".<locals>")[0] in IN_MEMORY
 
 
 class Held:
@@ -94,7 +98,7 @@ class Held:
         for create in (*self.kinds, *self.kinds):  # all that is found once is known
             create().terminate()
 
-    def count(self) -> dict[str, Any]:
+    def at_rest(self) -> dict[str, Any]:
         backend = self.backend
         if self._has_engine:
             backend.client().close()  # connections that it keeps, of which it makes new ones
@@ -111,8 +115,8 @@ class Held:
 
     def unlike(self, before: dict[str, Any]) -> dict[str, Any]:
         """What is other than before, once all that ends by itself has ended."""
-        until(lambda: self.count() == before, GONE_WITHIN_S)
-        now = self.count()
+        until(lambda: self.at_rest() == before, GONE_WITHIN_S)
+        now = self.at_rest()
         return {name: (before[name], now[name]) for name in now if now[name] != before[name]}
 
 
@@ -140,27 +144,7 @@ def fixture_held(
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see above
 def test_nothing_stays_of_a_create_of_which_a_step_fails(held: Held) -> None:
-    tried, left, before = set(OF_THEMSELVES), {}, held.count()
-
-    for create in held.kinds:
-        made: list[GuestSandbox] = []
-        begin = partial(_add, made, create)
-        steps = Steps(*held.rooms)
-        for step in steps.of(begin):
-            name = step.name.partition(".<locals>")[0]
-            if step.name in tried or name in IN_MEMORY or name.endswith(".close"):
-                continue
-            tried.add(step.name)
-            steps.fail(step, begin)
-            while made:
-                made.pop().terminate()
-            if found := held.unlike(before):
-                left[step] = found
-                before = held.count()
+    left, count = left_by_creates(held, held.rooms, is_exempt)
 
     assert not left, left
-    assert len(tried) > 90, "they are not seen any more"
-
-
-def _add(made: list[GuestSandbox], create: Callable[[], GuestSandbox]) -> None:
-    made.append(create())
+    assert count > 90, "they are not seen any more"

@@ -213,9 +213,8 @@ class CommandBackend(AgentBackend):
                 acquired.callback(remove, group.directories)
                 acquired.callback(end, process)
                 acquired.callback(process.kill)
-                acquired.callback(
-                    ours.close
-                )  # the agent ends first, which may be in a cgroup of ours
+                # First of all the agent ends, which may be in a cgroup of ours.
+                acquired.callback(ours.close)
                 theirs.close()
                 namespace_fds = self._wait_for_agent(ours, errors)
                 for fd in namespace_fds:
