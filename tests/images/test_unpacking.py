@@ -12,6 +12,7 @@ import tarfile
 import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -186,9 +187,11 @@ def test_what_unpacks_can_do_nothing_else_before_it_reads(
         while not (target / "first").exists() and not unpacked.done():
             time.sleep(0.001)
         (found,) = (each for each in _children() if b"images.unpacker" in _of(each, "cmdline"))
+        while str(target / "first") in _links(found).values():  # being written
+            time.sleep(0.001)
         status = dict(line.split(b":\t", 1) for line in _of(found, "status").splitlines())
         environment = _of(found, "environ")
-        links = {name: os.readlink(f"/proc/{found}/fd/{name}") for name in _listed(found)}
+        links = _links(found)
         end.write(data[1024:])
         end.close()
         assert 3 == unpacked.result(60)
@@ -210,8 +213,13 @@ def _of(pid: str, name: str) -> bytes:
     return Path("/proc", pid, name).read_bytes()
 
 
-def _listed(pid: str) -> list[str]:
-    return os.listdir(f"/proc/{pid}/fd")
+def _links(pid: str) -> dict[str, str]:
+    """What a process has open, by number."""
+    found = dict[str, str]()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed in between
+            found[name] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
 
 
 def test_a_damaged_layer_is_refused_whatever_it_is_compressed_with(target: Path) -> None:

@@ -236,7 +236,8 @@ def test_programs_end_before_their_agent(monkeypatch: pytest.MonkeyPatch) -> Non
 
         landlocked._end_programs(base, agent.pid)
 
-        assert b"" == processes.read(f"/proc/{agent.pid}/task/{agent.pid}/children")
+        left = processes.read(f"/proc/{agent.pid}/task/{agent.pid}/children").split()
+        assert all(processes.is_zombie(int(pid)) for pid in left), "dead, if not yet reaped"
         assert agent.poll() is None
         landlocked._end_programs(base, agent.pid)
         agent.kill()
