@@ -44,6 +44,13 @@ def test_every_sandbox_has_its_own_order() -> None:
     assert Names("sbx-1").addresses("a.test") != Names("sbx-2").addresses("a.test")
 
 
+def test_a_sandbox_may_have_a_long_id() -> None:
+    """A key of the hash has at most 64 bytes."""
+    for letters in (64, 65, 200):
+        names = Names("s" * letters)
+        assert "a.test" == names.name_at(names.addresses("a.test")[0])
+
+
 def test_the_table_is_bounded_and_what_is_pinned_stays() -> None:
     names = Names("sbx-1", most=10)
     names.pin(["a.test", "b.test"])
@@ -75,6 +82,19 @@ def test_what_is_no_longer_pinned_makes_room() -> None:
     assert "a.test" == names.name_at(address)
     names.addresses("c.test")
     assert names.name_at(address) is None
+
+
+def test_names_of_one_policy_after_another_do_not_pile_up() -> None:
+    """Once every number is taken, the search for a free one would never end."""
+    names = Names("sbx-1", most=10)
+    for policy in range(20):
+        names.pin([f"{number}.policy-{policy}.test" for number in range(8)])
+        assert len(names) <= 10 + 8
+    kept = [names.addresses(f"{number}.policy-19.test")[0] for number in range(8)]
+    names.pin([])
+
+    assert [f"{number}.policy-19.test" for number in range(8)] == [names.name_at(a) for a in kept]
+    assert 10 == len(names)
 
 
 def test_the_proxy_and_the_networks_own_addresses_belong_to_no_name() -> None:

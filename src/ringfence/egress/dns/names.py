@@ -8,6 +8,7 @@ and 2001:2::/48 (RFC 5180).
 from __future__ import annotations
 
 from _blake2 import blake2b  # the C half: `hashlib` asks OpenSSL first, for milliseconds
+from itertools import islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ class Names:
     def pin(self, names: Iterable[str]) -> None:
         """Give `names`, and no others from now on, addresses for good."""
         wanted = sorted(set(names))  # the order decides where numbers collide
-        for name in set(self._pinned).difference(wanted):
+        for name in sorted(set(self._pinned).difference(wanted)):
             self._numbers[name] = self._pinned.pop(name)
         for name in wanted:
             if name not in self._pinned:
                 self._pinned[name] = self._numbers.pop(name, 0) or self._take(name)
+        self._make_room()
 
     def addresses(self, name: str) -> tuple[bytes, bytes]:
         """The v4 and the v6 address of `name`, in network order."""
@@ -74,9 +76,9 @@ class Names:
         return number
 
     def _make_room(self) -> None:
-        if len(self._numbers) > self._most:
-            oldest = next(iter(self._numbers))
-            del self._names[self._numbers.pop(oldest)]
+        over = max(0, len(self._numbers) - self._most)
+        for name in [*islice(self._numbers, over)]:
+            del self._names[self._numbers.pop(name)]
 
 
 def is_synthetic(address: bytes) -> bool:
