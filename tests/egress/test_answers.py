@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,36 @@ def test_queries_over_one_connection_are_answered_in_turn(scene: Scene) -> None:
     assert ["dns", "dns"] == [each["kind"] for each in scene.events], "each query, and no more"
     assert 1 == len(over_tcp(scene, framed(query(b"a.test")) + framed(b"short")))
     assert [] == over_tcp(scene, framed(b""))
+
+
+def test_over_one_connection_there_are_so_many_answers_and_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "_MOST_QUERIES", 3)
+    one = framed(query(b"a.test"))
+    for asked, answered_to in ((2, 2), (3, 3), (5, 3)):
+        left, said = bytearray(asked * one), list[bytes]()
+
+        class Stream:
+            async def read(self, most: int, left: bytearray = left) -> bytes:
+                taken = bytes(left[:most])
+                del left[:most]
+                return taken
+
+            async def write(self, data: bytes, said: list[bytes] = said) -> None:
+                said.append(data)
+
+        stream: Any = Stream()
+        scene.loop.run_until_done(answers.serve(scene.sandbox, stream))
+        assert (answered_to, (asked - answered_to) * one) == (len(said), bytes(left))
+
+
+def test_a_query_that_ends_before_its_length_is_none(scene: Scene) -> None:
+    whole = framed(query(b"a.test"))
+    assert 1 == len(over_tcp(scene, whole))
+    for left in (1, 2, 5, len(whole) - 1):
+        assert [] == over_tcp(scene, whole[:-left])
+    assert 1 == len(scene.events)
 
 
 def test_who_asks_nothing_over_tcp_is_not_waited_for_without_end(scene: Scene) -> None:

@@ -118,6 +118,19 @@ def test_addresses_are_answered() -> None:
     assert (0, [(dns.A, 30, v4), (dns.AAAA, 30, v6)]) == read(packet)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(0x0000, 0x8080), (0x0100, 0x8180), (0x0010, 0x8090), (0x0110, 0x8190), (0x0560, 0x8180)],
+)
+def test_of_what_was_asked_for_only_recursion_and_no_checks_come_back(
+    asked: int, told: int
+) -> None:
+    """Recursion can be had; nothing here is authoritative, cut short or authenticated."""
+    packet = dns.answer(parsed(query(encode("a.test"), flags=asked)))
+
+    assert told == struct.unpack_from(">H", packet, 2)[0]
+
+
 def test_an_error_has_no_answer_but_the_question() -> None:
     packet = dns.answer(parsed(query(encode("no.test"), counts="1001", extra=OPT)), dns.NXDOMAIN)
 
@@ -142,6 +155,7 @@ def test_an_error_has_no_answer_but_the_question() -> None:
         query(encode("a.test"), counts="1010"),
         query(encode("a.test"), counts="1002", extra=OPT * 2),
         query(encode("a.test"), counts="1001", extra=OPT + b"x"),
+        *(query(encode("a.test"), counts="1001", extra=OPT[:size]) for size in range(len(OPT))),
         query(encode("a.test"), counts="1002", extra=OPT),  # one of two
         query(encode("a.test"), counts="1001", extra=b"\1" + OPT),
         query(encode("a.test"), counts="1001", extra=b"\1" + OPT[1:]),  # not at the root

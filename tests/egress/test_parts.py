@@ -297,6 +297,31 @@ def test_every_address_of_the_host_is_its_own(loop: Loop) -> None:
     own.close()
 
 
+def test_a_network_of_one_version_covers_no_address_of_the_other(loop: Loop) -> None:
+    own = OwnAddresses(loop, lambda: None)
+    own._networks = ((packed("10.0.0.0"), 8), (packed("::a00:0"), 120))
+    assert own.covers(packed("10.0.0.1"))
+    assert own.covers(packed("::a00:1"))
+    assert not own.covers(packed("::a00:100"))
+    own._networks = ((packed("10.0.0.0"), 8),)
+    assert not own.covers(packed("::a00:1"))
+    own._networks = ((packed("::a00:0"), 24),)
+    assert not own.covers(packed("10.0.0.1"))
+    own.close()
+
+
+def test_what_changes_during_the_first_look_is_noticed(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    watch, look = routes.watch_routes, routes.local_networks
+    monkeypatch.setattr(routes, "watch_routes", lambda: (done.append("watch"), watch())[1])
+    monkeypatch.setattr(routes, "local_networks", lambda: (done.append("look"), look())[1])
+    OwnAddresses(loop, lambda: None).close()
+
+    assert ["watch", "look"] == done
+
+
 def test_the_routes_are_those_of_the_kernel() -> None:
     found = routes.local_networks()
 

@@ -212,6 +212,39 @@ def test_who_gives_up_leaves_the_queue(names: Names) -> None:
     assert len(names.asked) <= _SHARE + 1
 
 
+def test_one_who_gives_up_takes_nothing_from_who_waits_for_the_same(names: Names) -> None:
+    held = [names.ask("one", f"slow-{number}.test") for number in range(_SHARE)]
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError), Deadline(0.01):
+            await names.resolver.resolve("one", "late.test")
+
+    gives_up = names.loop.spawn(impatient())
+    patient = names.ask("one", "late.test")
+    names.wait(gives_up)
+    names.go_on.set()
+
+    assert [ANSWER] * (_SHARE + 1) == names.wait(*held, patient)
+
+
+def test_nothing_is_kept_of_sandboxes_that_wait_for_no_name(names: Names) -> None:
+    for number in range(20):
+        names.wait(*(names.ask(f"sbx-{number}", f"{each}.test") for each in range(3)))
+        names.resolver.forget(f"sbx-{number}")
+    resolver = names.resolver
+
+    assert ({}, {}, {}, {}) == (
+        resolver._queues, resolver._running, resolver._lookups, resolver._kept,
+    )  # fmt: skip
+
+
+def test_other_threads_have_stacks_as_before(names: Names) -> None:
+    before = threading.stack_size()
+    names.wait(names.ask("one", "a.test"))
+
+    assert before == threading.stack_size()
+
+
 def test_the_system_s_own() -> None:
     assert {"127.0.0.1", "::1"} & {address for _, address in system_look_up("localhost")}
 
