@@ -79,6 +79,8 @@ SPECIAL = [
     "ip6-loopback:80",
     "localdomain:80",
     "ip6-localhost:80",
+    "localdomain4:80",
+    "localdomain6:80",
     # The host's own addresses, in every writing of them.
     "203.0.113.5:443",
     "203.0.113.0/24",
@@ -127,6 +129,15 @@ def test_the_host_and_its_neighbours_are_not_users(text: str) -> None:
 @pytest.mark.parametrize("text", ORDINARY)
 def test_the_internet_is(text: str) -> None:
     assert HostNetworks().opened(_policy(text), OWN) is None
+    nested = NetworkPolicy(rules=(NetworkRule.parse(text), NetworkRule("example.org")))
+    assert HostNetworks().opened(nested, OWN) is None
+
+
+@pytest.mark.parametrize("text", ["10.1.0.0/16:80", "fd00:1::/32", "[fd00::1]:80"])
+def test_networks_of_both_versions_are_listed_beside_each_other(text: str) -> None:
+    for listed in (["fd00::/8", "10.0.0.0/8"], ["10.0.0.0/8", "fd00::/8"]):
+        assert HostNetworks(listed).opened(_policy(text), OWN) is None
+    assert HostNetworks(["fe80::/10", "192.168.0.0/16"]).opened(_policy(text), OWN) is not None
 
 
 @pytest.mark.parametrize(
