@@ -148,6 +148,18 @@ def test_a_damaged_database_is_not_saved(state: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
+def test_a_snapshot_over_one_that_is_kept_for_itself_is_saved_beside_it(
+    state: Path, tmp_path: Path
+) -> None:
+    """Each is copied once: a second copy would find the first in its place."""
+    with closing(Store(str(state))) as store:
+        store.add_snapshot(snapshot("snap-0"))
+    form = backup.save(str(state), str(tmp_path / "saved"), "1")
+
+    assert ["snap-0", "snap-1"] == form["snapshots"]
+    assert {"snap-0", "snap-1"} == {*os.listdir(tmp_path / "saved" / "snapshots")}
+
+
 def test_a_damaged_snapshot_is_saved_as_it_is(state: Path, tmp_path: Path) -> None:
     (state / "snapshots" / "snap-1" / "snapshot.json").write_text("{")
     form = backup.save(str(state), str(tmp_path / "saved"), "1")

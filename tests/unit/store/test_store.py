@@ -17,7 +17,15 @@ from ringfence.errors import IoError, LifecycleError, StateInUse, StateTooNew
 from ringfence.store import schema
 from ringfence.store.database import Database
 from ringfence.store.directory import StateDirectory
-from ringfence.store.records import ENDED, LIVE, PLANNED, Anchor, SandboxRecord, SessionRecord
+from ringfence.store.records import (
+    ENDED,
+    LIVE,
+    PLANNED,
+    Anchor,
+    KeyRecord,
+    SandboxRecord,
+    SessionRecord,
+)
 from ringfence.store.store import FILE, Store
 
 pytestmark = pytest.mark.anyone
@@ -323,6 +331,31 @@ def test_an_older_file_becomes_a_newer_one_with_all_that_is_in_it(tmp_path: Path
     assert len(steps) == _version(tmp_path / FILE)
     with pytest.raises(StateTooNew):
         Store(str(tmp_path))  # no way back
+
+
+def test_keys_of_an_earlier_version_are_kept_whole(tmp_path: Path) -> None:
+    """Their table is made anew, because the check of a column cannot be changed."""
+    before = next(i for i, step in enumerate(schema.MIGRATIONS) if "CREATE TABLE new_keys" in step)
+    kept = ("key-1", b"digest", "ann", "sandbox", "sbx-1", "of ann", 5.0)
+    connection = sqlite3.connect(tmp_path / FILE)
+    schema.migrate(connection, schema.MIGRATIONS[:before])
+    with connection:
+        connection.execute(
+            "INSERT INTO sandboxes (id, owner, backend, phase, spec, created_at, boot)"
+            " VALUES ('sbx-1', 'ann', 'native', 'live', '{}', 1.0, 'boot')"
+        )
+        connection.execute(
+            "INSERT INTO keys (id, digest, owner, scope, sandbox, name, created_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            kept,
+        )
+    connection.close()
+    store = Store(str(tmp_path))
+
+    assert [KeyRecord(*kept[:4], 5.0, "sbx-1", "of ann")] == store.every_key()
+    store.forget_sandbox("sbx-1")
+    assert [] == store.every_key()
+    store.close()
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -15,7 +16,7 @@ import pytest
 from tests.features import require
 from tests.native.callers import Caller
 
-from ringfence.errors import SnapshotCorrupt, StateInUse, StorageFull
+from ringfence.errors import IoError, SnapshotCorrupt, StateInUse, StorageFull
 from ringfence.store import backup, database
 from ringfence.store.execs import ExecRecord
 from ringfence.store.executions import ExecutionRecord
@@ -301,6 +302,32 @@ def test_a_write_waits_for_another_connection(tmp_path: Path) -> None:
     store.close()
 
 
+def test_keys_of_execs_go_with_their_sandbox(store: Store) -> None:
+    for number in (1, 2):
+        store.add_sandbox(_sandbox(f"sbx-{number}"))
+        assert store.execs.add_under_key(_exec(f"exec-{number}", f"sbx-{number}"), "k", "digest")
+    store.forget_sandbox("sbx-1")
+
+    left = store._database.rows("SELECT sandbox, exec FROM exec_keys")
+    assert [("sbx-2", "exec-2")] == [tuple(row) for row in left]
+
+
+def test_an_exec_and_its_key_are_forgotten_together_or_not_at_all(store: Store) -> None:
+    store.add_sandbox(_sandbox("sbx-1"))
+    store.execs.add_under_key(_exec("exec-1"), "k", "digest")
+    store._database.write(
+        "CREATE TRIGGER held BEFORE DELETE ON exec_keys BEGIN SELECT RAISE(ABORT, 'held'); END"
+    )
+    with pytest.raises(IoError, match="held"):
+        store.execs.remove("exec-1")
+    assert store.execs.get("exec-1") is not None
+    store._database.write("DROP TRIGGER held")
+    store.execs.remove("exec-1")
+
+    assert store.execs.get("exec-1") is None
+    assert store.execs.under_key("sbx-1", "k") is None
+
+
 @pytest.mark.parametrize("digit", ["0", "f"])
 def test_a_backup_with_another_digest_is_not_restored(tmp_path: Path, digit: str) -> None:
     Store(str(tmp_path / "state")).close()
@@ -355,6 +382,45 @@ def test_a_disk_without_inodes_is_full() -> None:
     assert files > 0
     assert [["storage_full", "free space or inodes there"]] * 2 == full
     assert [["", ""]] * 2 == after
+
+
+_UNCOUNTED = """
+import ctypes, os, tempfile
+from ringfence.store.store import Store
+libc = ctypes.CDLL(None, use_errno=True)
+place = tempfile.mkdtemp()
+assert 0 == libc.mount(b"none", place.encode(), b"ramfs", 0, b"mode=700"), ctypes.get_errno()
+store = Store(place)
+store.check()
+store.close()
+info = os.statvfs(place)
+say([info.f_blocks, info.f_files])
+libc.umount2(place.encode(), 2)
+os.rmdir(place)
+"""
+
+
+def test_a_file_system_that_counts_nothing_has_room() -> None:
+    """There is nothing to compare with: what does not fit is found out by writing."""
+    require("user namespaces")
+    with Caller(_UNCOUNTED, under=("unshare", "--user", "--map-root-user", "--mount")) as caller:
+        assert [0, 0] == caller.hear()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_is_used_up_is_a_full_disk(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No ordinary user can set one up: the error of the kernel is the test's."""
+
+    def full(path: str, *_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        with pytest.raises(StorageFull):
+            database.Database(str(tmp_path / FILE))
+    database.Database(str(tmp_path / FILE)).close()
 
 
 def test_a_file_that_cannot_be_opened_is_no_full_disk(tmp_path: Path) -> None:
