@@ -272,3 +272,23 @@ def test_where_all_bytes_are_used_up_only_an_end_is_let_through(make: Make, says
             assert ["the sandbox has used up its network bytes"] == ends(scene)
         else:
             assert [] == ends(scene), "the server may still end in order"
+
+
+@pytest.mark.anyone
+def test_whatever_a_client_says_it_waits_for_the_meter_once(make: Make) -> None:
+    """Else each of its packets would be work at every look at the rate, for as long as there is none."""
+    scene = make()
+    with scene.begin(9000, b"") as client:
+        dialled(scene)
+        meter = scene.sandbox.meter
+        meter.limit(None, 1)
+        meter.count(100)
+        for _ in range(20):
+            client.sendall(b"x")
+            scene.loop.run_until_done(sleep(0.001))
+            assert len(meter._waiting) <= 1
+        assert b"" == scene._hear()
+        meter.limit(None, None)
+        wait(scene)
+        scene.settle()
+        assert b"x" * 20 == scene._hear()

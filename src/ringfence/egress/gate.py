@@ -34,6 +34,7 @@ class Gate:
         self._relay: Relay = connection.join(client, server)
         self._timer: Timer | None = None
         self._patience: Timer | None = None  # while the server is to speak first
+        self._waits = False  # for the meter
 
     def open(self) -> None:
         relay, opening = self._relay, self._opening
@@ -91,8 +92,10 @@ class Gate:
     def _look(self) -> None:
         """Read what came, and decide as soon as it can be."""
         relay = self._relay
-        while not (relay.is_over or relay.out.prefix or self._must_wait):
-            most = self._connection.sandbox.meter.grant(_PIECE, self._look)
+        while not (relay.is_over or relay.out.prefix or self._must_wait or self._waits):
+            meter = self._connection.sandbox.meter
+            most = meter.grant(_PIECE, self._look_later)
+            self._waits = most <= 0 and not meter.is_spent
             try:
                 more = self._client.recv(most or 1, 0 if most else MSG_PEEK)
             except BlockingIOError:
@@ -105,6 +108,10 @@ class Gate:
                 return
             if self._decide(more):
                 return
+
+    def _look_later(self) -> None:
+        self._waits = False
+        self._look()
 
     def _wait_or_cut(self, more: bytes) -> None:
         """Nothing may be moved now; if that is for good, only an end is let through."""
