@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from .live import Live
     from .parts import Manager
 
+logger = logging.getLogger("ringfence.sessions")
 # Looking at a sandbox may block while it is slow to answer: that must not hold up the others.
 _HANDS = 4
 _LEAST_DUE = 64
+_AFTER_FAULT_S = 1.0  # a session whose look raised what it must not is looked at again, but not at once
 _GRAIN_S = 0.02  # sessions that are due this close together are looked at together
 
 
@@ -50,16 +53,17 @@ class Reaper:
         self._thread = threading.Thread(target=self._run, name="ringfence-reaper", daemon=True)
         self._thread.start()
 
-    def expect(self, live: Live) -> None:
-        """A session is new, or its deadline has changed."""
+    def expect(self, live: Live, least_s: float = 0.0) -> None:
+        """A session is new, or its deadline has changed; it is not looked at for `least_s`."""
         now = self._clock.now()
-        due = now + expiry.next_look_s(
+        wait_s = expiry.next_look_s(
             live.state,
             live.timeouts,
             live.activity.unused_s(now),
             live.left_s(now),
             self._manager.config.cleanup_interval_s,
         )
+        due = now + max(least_s, wait_s)
         with self._changed:
             live.next_look = due
             heapq.heappush(self._due, (due, next(self._count), weakref.ref(live)))
@@ -110,14 +114,18 @@ class Reaper:
         return ready
 
     def _look(self, live: Live) -> None:
+        ended, pause_s = False, 0.0
         try:
             ended = liveness.look_at(self._manager, live)
         except RingfenceError:
-            ended = False  # `undying`, or it has just ended
+            pass  # `undying`, or it has just ended
+        except Exception:
+            logger.exception("a look at session %s failed", live.id)
+            pause_s = _AFTER_FAULT_S
         finally:
             live.is_checked = False
         if not ended and live.state != "terminated":
-            self.expect(live)
+            self.expect(live, pause_s)
 
     def close(self) -> None:
         """Stop; returns when nothing is being looked at any more."""

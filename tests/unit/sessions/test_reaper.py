@@ -183,6 +183,28 @@ class TestLooks:
         assert is_over(live)
         assert [] == due(reaper)
 
+    def test_a_fault_in_a_look_is_logged_and_the_session_is_looked_at_again_later(
+        self, manager: SessionManager, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Else it would never end; nor does a fault that stays keep a thread busy."""
+        live = new(manager, 10.0)
+        sick = sicken(live)
+        reaper, clock = manager.reaper, manager.clock
+        assert isinstance(clock, FakeClock)
+        clock.pass_by(10.0)
+        for _ in range(2):
+            sick.failures = [ZeroDivisionError("a fault")]
+            [taken] = reaper._take_due()
+            reaper._look(taken)
+            assert not live.is_checked
+            assert [] == reaper._take_due(), "not at once"
+            assert [live] == due(reaper)
+            clock.pass_by(1.0)
+        assert 2 == caplog.text.count(f"a look at session {live.id} failed")
+        [taken] = reaper._take_due()
+        reaper._look(taken)
+        assert is_over(live)
+
     def test_one_that_is_still_in_use_is_looked_at_again(self, manager: SessionManager) -> None:
         live = new(manager)
         reaper, clock = manager.reaper, manager.clock
