@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringfence.launcher import fd_store, wire
+from ringfence.launcher import fd_store, spawn, wire
 from ringfence.launcher.fd_store import FdStore
 
 
@@ -150,6 +154,99 @@ def test_a_daemon_that_reads_no_more_is_forgotten(store: FdStore, daemon: wire.S
 
     assert ({}, before - 1) == (store.daemons, how_many())
     store._leave(peer)
+
+
+@pytest.mark.anyone
+def test_a_daemon_that_reads_nothing_keeps_the_others_waiting_for_a_while_only(
+    store: FdStore, daemon: wire.Socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = next(iter(store.daemons.values()))
+    assert 30 == peer.gettimeout()
+    ours, theirs = wire.socketpair()
+    with closing(ours):
+        monkeypatch.setattr(fd_store, "_SEND_S", 0.05)
+        store.greet(theirs)
+        sent: list[bool] = []
+
+        def send_until_full() -> None:
+            while store._send(theirs, ("held", [bytes(1000)])):
+                pass
+            sent.append(store._send(peer, ("held", [])))
+
+        sending = threading.Thread(target=send_until_full)
+        sending.start()
+        sending.join(20)
+        is_stuck = sending.is_alive()
+        ours.shutdown(socket.SHUT_RDWR)
+        sending.join()
+
+    assert not is_stuck
+    assert [peer] == list(store.daemons.values())
+    assert [True] == sent
+    assert ("held", []) == wire.receive(daemon)[0]
+
+
+@pytest.mark.anyone
+def test_a_daemon_that_cannot_be_heard_is_forgotten_and_the_store_goes_on(
+    store: FdStore, daemon: wire.Socket
+) -> None:
+    peer = next(iter(store.daemons.values()))
+    peer.settimeout(0.01)  # nothing is there to be read: the kernel may say that there was
+    store._serve(peer)
+
+    assert {} == store.daemons
+    assert (None, []) == wire.receive(daemon)
+
+
+class TestProcess:
+    """The process itself, as a daemon starts it."""
+
+    @pytest.fixture
+    def started(self, tmp_path: Path) -> Iterator[spawn.Started]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        inherited = os.open("/dev/zero", os.O_RDONLY)
+        os.set_inheritable(inherited, True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        try:
+            made = spawn.spawn(spawn.FD_STORE, str(tmp_path), "stamp", "60", outlives=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            os.close(inherited)
+        with ExitStack() as stack:
+            stack.callback(made.control.close)
+            stack.callback(os.waitpid, made.pid, 0)
+            stack.callback(os.kill, made.pid, signal.SIGKILL)
+            made.control.settimeout(60)
+            assert ("fd_store", "stamp", made.pid) == wire.receive(made.control)[0]
+            yield made
+
+    @pytest.mark.anyone
+    def test_it_may_open_as_much_as_anybody_may_and_has_nothing_of_the_daemons(
+        self, started: spawn.Started
+    ) -> None:
+        limits = Path(f"/proc/{started.pid}/limits").read_text().splitlines()
+        (files,) = (line.split()[3:5] for line in limits if line.startswith("Max open files"))
+        opened = Path(f"/proc/{started.pid}/fd").iterdir()
+        targets = {os.readlink(each) for each in opened}
+
+        assert files[0] == files[1]
+        assert "/dev/zero" not in targets
+        assert "/dev/null" in targets, "the control"
+
+    @pytest.mark.anyone
+    @pytest.mark.parametrize("is_replaced", [False, True])
+    def test_it_removes_its_own_socket_at_the_end_and_no_other(
+        self, started: spawn.Started, tmp_path: Path, is_replaced: bool
+    ) -> None:
+        place = tmp_path / fd_store.NAME
+        assert stat.S_ISSOCK(place.stat().st_mode)
+        if is_replaced:
+            (tmp_path / "new").touch()
+            (tmp_path / "new").rename(place)
+        wire.send(started.control, ("end",))
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+
+        assert is_replaced == place.exists()
 
 
 @pytest.mark.anyone
