@@ -74,6 +74,18 @@ def test_no_directory_is_made_behind_a_link(root: newroot.NewRoot, place: Path, 
     assert (place / "inside" / "new" / "deep").is_dir()
 
 
+def test_a_place_for_others_to_mount_on_is_what_they_mount(
+    root: newroot.NewRoot, place: Path
+) -> None:
+    for path, is_dir in (("/inside", True), ("/inside/file", False), ("/new/file", False)):
+        newroot._mount_point(root, path, is_dir)
+    assert (place / "new" / "file").is_file()
+    assert "inside" == (place / "inside" / "file").read_text()
+
+    assert errno.EINVAL == refusal(newroot._mount_point, root, "/inside", False)
+    assert errno.ENOTDIR == refusal(newroot._mount_point, root, "/inside/file", True)
+
+
 @pytest.mark.parametrize("link", ["absolute", "relative", "out"])
 def test_nothing_is_attached_at_a_link(
     root: newroot.NewRoot, place: Path, link: str, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import traceback
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,42 @@ def test_a_mount_of_which_a_later_step_fails_is_taken_back(alone: Any) -> None:
     alone(inside)
 
 
+@pytest.mark.parametrize("fails_before", [1, 2, 3])
+def test_each_of_several_mounts_is_taken_back_and_none_that_was_there_before(
+    alone: Any, fails_before: int
+) -> None:
+    """One lies in another; and those that come after the failed step were never there."""
+
+    def inside(_: Path) -> None:
+        for name in ("first", "second", "third"):
+            os.makedirs(f"{name}/within")
+            write(f"{name}/file")
+        os.mkdir("before")
+        mounts.mount("first", "before", "none", mounts.MS_BIND)
+        root = new_root()
+        steps = [("bind", "/at", 0), ("bind", "/at/within", 1), ("bind", "/beside", 2)]
+        failing = ("rewrite", "/absent", b"")
+        root.trees = [mounts.open_tree(name) for name in ("first", "second", "third")]
+        count = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(newroot.BuildError, match=r"^rewrite /absent: "):
+            newroot.run_or_undo(root, [*steps[:fails_before], failing, *steps[fails_before:]])
+
+        assert count - fails_before == len(os.listdir("/proc/self/fd"))
+        os.chdir(os.path.join("/proc/self/fd", str(root.fd)))
+        places = {line.split()[4].rpartition("/")[2] for line in mounted().splitlines()}
+        assert {"before"} == places & {"at", "within", "beside", "before"}
+        assert {"file", "within"} == set(os.listdir("before"))
+        for fd in root.trees[fails_before:]:
+            os.close(fd)
+
+        root.trees = [mounts.open_tree(name) for name in ("first", "second", "third")]
+        newroot.run_or_undo(root, steps)
+        for name in ("at", "at/within", "beside"):
+            assert os.path.exists(f"{name}/file"), name
+
+    alone(inside)
+
+
 def test_what_is_to_be_the_users_own_is_and_nothing_else(alone: Any) -> None:
     def inside(_: Path) -> None:
         root = new_root(OTHER)
@@ -235,7 +272,7 @@ def test_what_is_to_be_the_users_own_is_and_nothing_else(alone: Any) -> None:
 
 
 def test_terminals_are_few_and_the_sandboxs_own(alone: Any) -> None:
-    def inside(_: Path) -> None:
+    def inside(place: Path) -> None:
         os.mkdir("pts")
         newroot.bound_terminals("pts", 1)
         first = os.open("pts/ptmx", os.O_RDWR | os.O_NOCTTY)
@@ -244,9 +281,28 @@ def test_terminals_are_few_and_the_sandboxs_own(alone: Any) -> None:
         assert 0o620 == stat.S_IMODE(os.stat("pts/0").st_mode)
         assert 0o666 == stat.S_IMODE(os.stat("pts/ptmx").st_mode)
         assert errno.ENOSPC == refused(os.open, "pts/ptmx", os.O_RDWR | os.O_NOCTTY)
+        (line,) = (line.split() for line in mounted().splitlines() if f"{place}/pts " in line)
+        assert {"nosuid", "noexec"} <= set(line[5].split(","))
         newroot.bound_terminals("pts", 2, mounts.MS_REMOUNT)
         os.close(os.open("pts/ptmx", os.O_RDWR | os.O_NOCTTY))
         os.close(first)
+
+    alone(inside)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_the_boot_id_is_covered_by_what_has_no_name(alone: Any, is_masked: bool) -> None:
+    def inside(_: Path) -> None:
+        place = Path(newroot.BOOT_ID[1:])
+        place.parent.mkdir(parents=True)
+        if not is_masked:
+            place.write_text("the host's")
+        os.mkdir("dev")
+        newroot._boot_id(new_root())
+
+        assert [] == os.listdir("dev")
+        assert is_masked or 4 == uuid.UUID(place.read_text().strip()).version
+        assert is_masked or 0o444 == stat.S_IMODE(place.stat().st_mode)
 
     alone(inside)
 
