@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.unit.linux.child import result_of
 
 import ringfence
+from ringfence.launcher import lockdown
+from ringfence.launcher.pid1 import notifications
+from ringfence.linux import libc, privileges, seccomp
 
 INF = resource.RLIM_INFINITY
 SCRIPT = """
@@ -49,3 +56,27 @@ def test_a_limit_is_only_ever_lowered(before: int, soft: int, hard: int, after: 
     )
 
     assert after == json.loads(done.stdout)
+
+
+def test_a_filter_that_keeps_an_agent_from_becoming_its_user_is_known_before_any_program() -> None:
+    def inside() -> list[int]:
+        plan: Any = {"uid": os.getuid()}
+        becoming = lockdown.Becoming(plan)
+        code = notifications.program(
+            [([(0, libc.number("setresuid"))], seccomp.RET_ERRNO | errno.EXDEV)]
+        )
+        found = [number_of(becoming.check)]
+        privileges.set_no_new_privs()
+        seccomp.install_filter(code)
+        return [*found, number_of(becoming.check)]
+
+    assert [0, errno.EXDEV] == result_of(inside)
+
+
+def number_of(function: Callable[[], None]) -> int:
+    """The number with which it is refused; 0: it is not."""
+    try:
+        function()
+    except OSError as exc:
+        return exc.errno or 0
+    return 0
