@@ -8,6 +8,8 @@ import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.launcher.live import descriptors, objects, source, tree
 from ringfence.launcher.live.sockets import CannotCopy
 from ringfence.launcher.live.tree import Tree
-from ringfence.linux import libc
+from ringfence.linux import libc, mounts, namespaces
+from tests.unit.linux.child import alone, result_of
 
 pytestmark = [
     pytest.mark.anyone,
@@ -435,6 +438,127 @@ def test_signals_that_wait_are_those_of_the_process_or_of_a_thread(program: Prog
     assert [[signal.SIGUSR1], [signal.SIGUSR2]] == program.look(look)
     program.do("signal.sigwait([10]); signal.sigwait([12])")
     program.do("signal.pthread_sigmask(signal.SIG_UNBLOCK, [10, 12])")
+
+
+def test_a_mapped_file_is_the_one_with_its_name_and_copies_map_it_where_none_can_write(
+    tmp_path: Path,
+) -> None:
+    for name in ("shown", "free"):
+        place = tmp_path / name
+        (place / "directory").mkdir(parents=True)
+        (place / "file").write_text("content")
+        (place / "other").write_text("content")
+        (place / "link").symlink_to("file")
+        os.mkfifo(place / "pipe")
+    asked = [
+        (f"{place}/{name}", f"{place}/{mapped}")
+        for place in ("shown", "free")
+        for name, mapped in (
+            ("file", "file"), ("file", "other"), ("link", "file"), ("absent", "file"),
+            ("directory", "directory"), ("pipe", "pipe"), ("../free/file", "../free/file"),
+        )
+    ]  # fmt: skip
+
+    def found() -> list[list[bool]]:
+        alone(namespaces.CLONE_NEWNS)
+        mounts.mount("", "/", "", mounts.MS_REC | mounts.MS_PRIVATE)
+        tree = mounts.open_tree(str(tmp_path / "shown"))
+        mounts.mount_setattr(tree, mounts.MOUNT_ATTR_RDONLY)
+        mounts.move_mount(tree, str(tmp_path / "shown"))
+        os.close(tree)
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        before = os.listdir("/proc/self/fd")
+        results = []
+        for name, mapped in asked:
+            status = os.stat(tmp_path / mapped)
+            path = os.fsencode(tmp_path / name)
+            mapping: Any = SimpleNamespace(name=path, key=(status.st_dev, status.st_ino))
+            fd = source._open_read_only(root, mapping, path)
+            results.append([source._is_there(root, mapping), fd >= 0])
+            if fd >= 0:
+                os.close(fd)
+        assert before == os.listdir("/proc/self/fd")
+        return results
+
+    no, there, both = [False, False], [True, False], [True, True]
+    assert [both, *[no] * 5, there, there, *[no] * 5, there] == result_of(found)
+
+
+_NO_CHILDREN = (
+    "made = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE); made[:] = b'x' * len(made)"
+    "; made.madvise(10, 4096, 8192)"
+)
+
+
+def test_memory_that_children_do_not_get_goes_along_and_stays_so(program: Program) -> None:
+    def not_inherited(made: Tree) -> object:
+        """How many bytes they are, and how many bytes of them the kernel's copy has."""
+        ranges = made.root.not_inherited
+        held = [
+            min(end, range_end) - max(start, range_start)
+            for start, end in made.root.runs
+            for range_start, range_end in ranges
+        ]
+        total = sum(end - start for start, end in ranges)
+        return total, sum(each for each in held if each > 0)
+
+    program.do(_NO_CHILDREN)
+    twice = [program.look(not_inherited) for _ in range(2)]
+    program.do("made.close()")
+    after = program.look(not_inherited)
+
+    assert [(8192, 8192)] * 2 == twice, "the program's own children still do not get it"
+    assert (0, 0) == after
+
+
+def test_memory_that_no_copy_gets_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a device, about which the kernel takes no advice."""
+    program.do(_NO_CHILDREN)
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = children.read_text(), os.listdir("/proc/self/fd")
+    program.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_DO_FORK", source.DO_NOT_FORK)
+        assert "it has memory that no child process gets" == program.reason()
+    assert before == (children.read_text(), os.listdir("/proc/self/fd"))
+    program.do("made.close()")
+    program.look()
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        ([(10, 20), (20, 30), (40, 50)], []),
+        ([(10, 30), (40, 50)], []),
+        ([(10, 50)], []),
+        ([], [(10, 20), (20, 30), (40, 50)]),
+        ([(20, 30), (40, 50)], [(10, 20)]),
+        ([(10, 20), (40, 50)], [(20, 30)]),
+        ([(10, 20), (20, 30)], [(40, 50)]),
+        ([(10, 20), (20, 29), (40, 50)], [(20, 30)]),
+        ([(10, 20), (21, 30), (40, 50)], [(20, 30)]),
+        ([(10, 15), (15, 20), (20, 30), (40, 50)], []),
+        ([(10, 15), (16, 20), (20, 30), (40, 50)], [(10, 20)]),
+        ([(0, 9), (10, 20), (20, 30), (31, 39), (40, 50)], []),
+    ],
+)
+def test_memory_is_missing_where_the_kernels_copy_has_not_all_of_a_mapping(
+    there: list[tuple[int, int]],
+    missing: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lines(ranges: list[tuple[int, int]], name: str = "") -> bytes:
+        rows = (f"{start:x}-{end:x} rw-p 00000000 00:00 0 {name}\n" for start, end in ranges)
+        return "".join(rows).encode()
+
+    made = source.Source(1, None, {})
+    own = lines([(10, 20), (20, 30), (40, 50)]) + lines([(60, 70)], "[vvar]")
+    made.mappings = [source.Mapping(line) for line in own.splitlines()]
+    monkeypatch.setattr(source, "_read", lambda _path: lines(there))
+
+    assert missing == made._missing_in_child()
 
 
 def test_memory_that_children_get_zeroed_is_known(program: Program) -> None:
