@@ -15,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.linux.child import result_of
 
 from ringfence.guest import agent as agent_module
 from ringfence.guest import execs as module
 from ringfence.guest import flows, relays
 from ringfence.guest.agent import Agent
-from ringfence.guest.execs import LOOK_S, Exec, Execs
+from ringfence.guest.execs import LOOK_S, Exec, Execs, OomScore
 from ringfence.guest.tags import Tags
 from ringfence.launcher import wire
 
@@ -254,15 +255,26 @@ def fill(fd: int) -> None:
         return
 
 
-def test_one_that_has_ended_before_the_look_was_in_time(execs: _Execs) -> None:
-    past = time.monotonic() - 1
+def test_one_that_has_ended_before_the_look_was_in_time(
+    execs: _Execs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def send(pid: int, _signum: int) -> bool:
+        sent.append(pid)
+        return True
+
+    monkeypatch.setattr(module, "send", send)
+    past = time.monotonic()
     execs.add(1, deadline=past)
     execs.add(2, deadline=past)
     execs.add(3, deadline=past + 3600)
+    execs.known.inside = {number: [2**22 + number] for number in (1, 2, 3)}
     execs.ends[1] = wire.ExecReport(duration_ns=1)
 
     execs.enforce_deadlines()
 
+    assert [2**22 + 2] == sent, "what the first has left in the background goes on"
     report = execs.told(0)
     assert report is not None
     assert (0, 0) == (report.killed_by, report.timed_out)
@@ -588,3 +600,72 @@ class TestUncharged:
         usage.write_text(str(most - module._ROOM_BYTES + 1))
         assert not charged.wait()
         charged.close()
+
+    def files(self, place: Path, usage: int, limit: str, kills: str | None) -> tuple[str, str, str]:
+        place.mkdir()
+        texts = {"usage": str(usage), "limit": limit, "kills": kills}
+        for name, text in texts.items():
+            if text is not None:
+                (place / name).write_text(text)
+        usage_path, limit_path, kills_path = (str(place / name) for name in texts)
+        return usage_path, limit_path, kills_path
+
+    @pytest.mark.parametrize(
+        ("limit", "kills"),
+        [("9223372036854771712", "oom_kill 0\n"), (str(100 << 20), None), ("max", "oom_kill 0\n")],
+    )
+    def test_files_that_say_nothing_of_a_limit_are_closed_and_the_next_count(
+        self, tmp_path: Path, limit: str, kills: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+        before = len(os.listdir("/proc/self/fd"))
+        without = self.files(tmp_path / "without", 100 << 20, limit, kills)
+        full = self.files(tmp_path / "full", 50 << 20, str(50 << 20), "oom_kill 0\n")
+
+        nothing = module.Uncharged((without,))
+        assert before == len(os.listdir("/proc/self/fd"))
+        assert nothing.wait()
+        charged = module.Uncharged((without, full))
+        assert before + 2 == len(os.listdir("/proc/self/fd"))
+        assert not charged.wait()
+        Path(full[0]).write_text("0")
+        assert charged.wait()
+        charged.close()
+        assert before == len(os.listdir("/proc/self/fd"))
+
+    def test_room_is_waited_for_once_after_each_kill_from_now_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        text = "low 0\noom 4\noom_kill {}\noom_group_kill 9\n"
+        files = self.files(tmp_path / "files", 0, str(100 << 20), text.format(3))
+        charged = module.Uncharged((files,))
+        waited: list[int] = []
+        monkeypatch.setattr(charged, "wait", lambda: waited.append(1))
+
+        charged.wait_after_kill()
+        assert [] == waited, "those before are over"
+        for number, waits in ((4, 1), (4, 1), (6, 2)):
+            Path(files[2]).write_text(text.format(number))
+            charged.wait_after_kill()
+            assert waits == len(waited)
+        for number, waits in ((7, 3), (8, 4)):  # as version 1 tells it
+            Path(files[2]).write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {number}\n")
+            charged.wait_after_kill()
+            assert waits == len(waited)
+        charged.close()
+        charged.wait_after_kill()
+        assert 4 == len(waited)
+
+
+@pytest.mark.parametrize("own", [100, 700])
+def test_programs_are_killed_first_whatever_score_the_agent_has(own: int) -> None:
+    def scores() -> list[str]:
+        place = Path("/proc/self/oom_score_adj")
+        place.write_text(str(own))
+        score = OomScore()
+        found = [str(os.get_inheritable(score._fd))]
+        with score:
+            found.append(place.read_text().strip())
+        return [*found, place.read_text().strip()]
+
+    assert ["False", str(min(1000, own + 500)), str(own)] == result_of(scores)

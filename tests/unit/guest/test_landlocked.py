@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -241,6 +242,62 @@ def test_programs_end_before_their_agent(monkeypatch: pytest.MonkeyPatch) -> Non
         assert agent.poll() is None
         landlocked._end_programs(base, agent.pid)
         agent.kill()
+
+
+@pytest.mark.anyone
+def test_a_guardian_ends_the_programs_then_their_agent_then_what_is_left() -> None:
+    """And until then holds nothing of the sandbox's, is looked into by nobody, and adopts what runs below."""
+    libc = ctypes.CDLL(None)
+    ours, theirs = wire.socketpair()
+    said, say = os.pipe()
+    kept = os.memfd_create("kept")
+
+    def facts() -> tuple[object, ...]:
+        adopts = ctypes.c_int()
+        libc.prctl(37, ctypes.byref(adopts), 0, 0, 0)
+        opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+        held = sum("memfd:kept" in each for each in opened)
+        return libc.prctl(3, 0, 0, 0, 0), libc.prctl(39, 0, 0, 0, 0), adopts.value, held
+
+    def guard() -> None:
+        agents: list[int] = []
+
+        def tell(*what: object) -> None:
+            is_alive = [os.path.exists(f"/proc/{each}") for each in agents]
+            os.write(say, f"{(*what, *is_alive)}\n".encode())
+
+        def serve(*_: object) -> None:
+            while True:
+                signal.pause()
+
+        def end_programs(base: int, agent: int) -> None:
+            agents.append(agent)
+            tell("programs", base, *facts())
+
+        module: Any = landlocked
+        module._serve, module._end_programs = serve, end_programs
+        module.end_all = lambda base: tell("all", base)
+        landlocked.main(theirs)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            os.close(kept)
+            guard()
+        finally:
+            os._exit(1)
+    os.close(say)
+    theirs.close()
+    wire.send(ours, {"ids": 0, "tag_base": 5}, [kept])
+    ours.close()
+    os.close(kept)
+    with open(said, encoding="utf-8") as file:
+        told = file.read().splitlines()
+    _pid, status = os.waitpid(pid, 0)
+
+    assert [str(("programs", 5, 0, 1, 1, 0, True)), str(("all", 5, False))] == told
+    assert landlocked.ENDED_ALL == os.waitstatus_to_exitcode(status)
 
 
 @pytest.mark.anyone

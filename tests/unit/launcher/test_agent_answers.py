@@ -412,6 +412,27 @@ def test_a_server_that_ends_meanwhile_is_not_taken_for_the_one_that_takes_its_po
 
 
 @pytest.mark.anyone
+@pytest.mark.parametrize(
+    "first", [[errno.EINTR], [errno.EINPROGRESS, errno.EINPROGRESS], [errno.EALREADY, errno.EINTR]]
+)
+def test_a_connection_that_is_not_decided_at_once_is_waited_for(
+    tmp_path: Path, first: list[int]
+) -> None:
+    """The agent's own timer interrupts it, not a signal to the caller."""
+    attempts = {
+        "helpers": SERVES,
+        "server": "do four = served(2, ('', 8004))",
+        "heard": "heard(four, to(2, '127.0.0.1', 8004))",
+    }
+    before = (
+        "connect, first = on_behalf.connect, order['first']\n"
+        "on_behalf.connect = lambda *given: first.pop(0) if first else connect(*given)\n"
+    )
+
+    assert {"heard": "hello"} == answers(tmp_path, attempts, before=before, first=first)
+
+
+@pytest.mark.anyone
 def test_a_port_of_a_socket_made_anew_can_be_taken_again(tmp_path: Path) -> None:
     attempts = {
         "reused": "(lambda s: (s.bind(('', 0)), s.getsockopt(1, 2))[1])(socket.socket(2, 1))"
@@ -479,6 +500,20 @@ def test_what_may_be_allowed_goes_to_the_egress_process_with_its_name(
 
 
 @pytest.mark.anyone
+def test_a_connection_that_cannot_say_whom_it_is_for_is_refused(tmp_path: Path) -> None:
+    attempts = {"it": "number(lambda: socket.socket(2, 1).connect(('10.0.0.1', 443)))"}
+    before = (
+        "reach = agent._reach\n"
+        "def reach_and_end(sock, target):\n"
+        " number = reach(sock, target); sock.shutdown(1); return number\n"
+        "agent._reach = reach_and_end\n"
+    )
+    found = answers(tmp_path, attempts, before=before, way=TURNS)
+
+    assert {"it": errno.ECONNREFUSED} == found
+
+
+@pytest.mark.anyone
 @pytest.mark.parametrize("is_scoped", [True, False])
 @BOTH_WAYS
 def test_unix_sockets_are_reached_below_the_sandboxs_directories_alone(
@@ -527,6 +562,29 @@ def test_the_agent_dials_servers_inside_and_none_of_the_host(tmp_path: Path) -> 
 
     refused = errno.ECONNREFUSED
     assert {"nothing": 0, "4": [0], "6": [0, 0], "none": [refused] * 4, "left": True} == found
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("asks_kernel", [True, False], ids=["by sock_diag", "by /proc/net"])
+@pytest.mark.parametrize("family", [2, 10])
+def test_a_connection_of_a_server_that_has_ended_is_no_server(
+    tmp_path: Path, family: int, asks_kernel: bool
+) -> None:
+    """One of the host's, at every address, would be connected to in its place."""
+    after = (
+        f"family, made = {family}, lambda: socket.socket(fileno=on_behalf.socket({family}, 1, KEY))\n"
+        "server, client = made(), made()\n"
+        "if family == 10: [each.setsockopt(41, 26, 0) for each in (server, client)]\n"
+        "assert not on_behalf.bind(server.fileno(), agent._own(family, 0), KEY)\n"
+        "port = server.getsockname()[1]; found = [agent._listens(family, port)]\n"
+        "server.listen(); found.append(agent._listens(family, port))\n"
+        "assert not on_behalf.connect(client.fileno(), agent._own(family, port), KEY)\n"
+        "other, _ = server.accept(); server.close()\n"
+        "results['found'] = [*found, agent._listens(family, port)]\n"
+    )
+    found = answers(tmp_path, {"nothing": "0"}, after, asks_kernel=asks_kernel)
+
+    assert {"nothing": 0, "found": [False, True, False]} == found
 
 
 CHANGES = {
