@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.launcher.live import source
+from ringfence.launcher.live import frames, source
 from ringfence.launcher.live.sockets import CannotCopy
 from ringfence.launcher.live.source import Source
 from ringfence.launcher.live.steps import CODE
@@ -267,13 +267,41 @@ def test_a_signal_that_comes_meanwhile_is_taken_afterwards() -> None:
 
 
 @pytest.mark.anyone
-@pytest.mark.parametrize("what", ["its own", "adopts"])
-def test_who_adopts_the_children_of_its_children_is_refused(what: str) -> None:
-    adopts = "" if "its own" == what else "c.prctl(36, 1, 0, 0, 0); "
+def test_a_thread_with_data_in_tiles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("as_a_program(); tell()") as pid:
+        assert "" == reason_of(pid)
+        monkeypatch.setattr(frames, "uses_tiles", lambda _thread: True)
+        assert "a thread of it computes with the tiles of AMX just now" == reason_of(pid)
+
+
+@pytest.mark.anyone
+def test_its_program_and_its_directory_are_required_where_the_kernel_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program of a process may be mapped nowhere, and is executed again in each copy."""
+    required: list[tuple[str, tuple[int, int], str]] = []
+
+    def require(_root: int, path: str, status: os.stat_result, what: str) -> None:
+        required.append((path, (status.st_dev, status.st_ino), what))
+
+    monkeypatch.setattr(source, "require_file", require)
+    with running("as_a_program(); os.chdir('/proc'); tell()") as pid, stopped(pid) as made:
+        made.look({})
+        wanted = [
+            (os.readlink(f"/proc/{pid}/{name}"), os.stat(f"/proc/{pid}/{name}"), what)
+            for name, what in (("exe", "its program"), ("cwd", "its directory"))
+        ]
+
+    assert [(path, (info.st_dev, info.st_ino), what) for path, info, what in wanted] == required
+
+
+@contextmanager
+def with_child(parent: str, child: str) -> Iterator[str]:
+    """Why a process with a child cannot be copied; both run such code first."""
     body = (
-        f"as_a_program(); {adopts}read, write = os.pipe()\n"
-        "if os.fork(): os.read(read, 1); tell()\n"
-        "else: c.prctl(1, 9); os.write(write, b'.')"
+        "read, write = os.pipe()\n"
+        f"if os.fork():\n    os.read(read, 1)\n    {parent}\n    tell()\n"
+        f"else:\n    {child}\n    c.prctl(1, 9); os.write(write, b'.')"
     )
     with running(body, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pid:
         made = Tree(pid, [os.stat(f"/proc/{pid}/fd/1").st_ino], {})
@@ -285,5 +313,31 @@ def test_who_adopts_the_children_of_its_children_is_refused(what: str) -> None:
         finally:
             made.release()
             made.drop()
+        yield told
 
-    assert told == ("" if "its own" == what else "it adopts the children of its children")
+
+@pytest.mark.anyone
+def test_who_adopts_the_children_of_its_children_is_refused() -> None:
+    with with_child("as_a_program()", "as_a_program()") as told:
+        assert "" == told
+    with with_child("as_a_program(); c.prctl(36, 1, 0, 0, 0)", "as_a_program()") as told:
+        assert "it adopts the children of its children" == told
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("child", "reason"),
+    [
+        ("as_a_program()", ""),
+        ("become(23457, 23457, 23457); filters(2)", "is another user's"),
+        ("os.setgroups([7]); os.setresgid(23456, 23456, 23456); os.setresuid(23456, 23456, 23456); filters(2)",
+         "is another user's"),
+        ("c.unshare(0x04000000); as_a_program()", "is in another namespace"),  # CLONE_NEWUTS
+        ("c.unshare(0x40000000); as_a_program()", "is in another namespace"),  # CLONE_NEWNET
+        ("c.unshare(0x20000000); as_a_program()", "is in another namespace"),  # CLONE_NEWPID, for its children
+    ],
+)  # fmt: skip
+def test_children_are_of_the_same_user_and_in_the_same_namespaces(child: str, reason: str) -> None:
+    with with_child("as_a_program()", child) as told:
+        assert bool(reason) == bool(told)
+        assert told.endswith(reason)

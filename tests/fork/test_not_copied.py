@@ -368,6 +368,63 @@ def test_children_that_have_ended_are_known_by_what_ended_them(program: Program)
     assert [(0, signal.SIGKILL), (7, 0)] == told
 
 
+def test_children_that_have_ended_are_known_once_and_lead_their_groups_still(
+    program: Program,
+) -> None:
+    """Beside others, for which all are looked at again."""
+    program.do("made = [child() for _ in range(3)]; [os.setpgid(each, made[0]) for each in made]")
+    program.do("os.kill(made[0], 9); os.waitid(os.P_PID, made[0], os.WEXITED | os.WNOWAIT)")
+
+    def look(made: Tree) -> object:
+        ids: Any = made.describe()["ids"]
+        ended = [each.id for each in made.root.zombies]
+        groups = {each.group for each in made.root.children}
+        groups |= {each.group for each in made.root.zombies}
+        return ended, groups, len(ids), ids.count(ended[0])
+
+    told = program.look(look)
+    program.do("end(*made)")
+    leader = told[0][0] if isinstance(told, tuple) else 0
+
+    assert ([leader], {leader}, 4, 1) == told
+
+
+def test_of_a_file_so_much_is_copied_as_it_has_pages(program: Program) -> None:
+    """Where a program inside can write to it; beyond its end there is nothing to read."""
+    program.do("open('/tmp/short', 'wb').write(b'x' * 5000); file = open('/tmp/short', 'rb')")
+    program.do(
+        "made = [mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at) "
+        "for at in (0, 4096)]"
+    )
+    program.do("os.truncate('/tmp/short', 8192)")
+    program.do("made.append(mmap.mmap(file.fileno(), 8192, mmap.MAP_PRIVATE, mmap.PROT_READ))")
+    sizes = []
+    for size in (8192, 5000, 4097, 4096, 1, 0):
+        program.do(f"os.truncate('/tmp/short', {size})")
+        sizes.append(
+            program.look(
+                lambda made: sorted(
+                    (each.offset, each.size)
+                    for each in made.root.mappings
+                    if each.name == b"/tmp/short"
+                )
+            )
+        )
+    program.do("[each.close() for each in made]; file.close(); os.remove('/tmp/short')")
+
+    assert [
+        [(0, first), (0, first), (4096, second)]
+        for first, second in (
+            (8192, 4096),
+            (8192, 4096),
+            (8192, 4096),
+            (4096, 0),
+            (4096, 0),
+            (0, 0),
+        )
+    ] == sizes
+
+
 def test_children_that_have_ended_have_a_bound(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -637,6 +637,8 @@ CHANGES = {
          "os.stat('file').st_mtime)"),
         [errno.EPERM, 5.0],
     ),
+    "a descriptor of none": ("number(os.chmod, '/proc/self/fd/' + '9' * 9, 0o600)", errno.EBADF),
+    "a number of no descriptor": ("number(os.chmod, '/proc/self/fd/' + '9' * 10, 0o600)", errno.ENOENT),
     "its root": ("number(os.chmod, place, 0o755)", 0),
     "mode now": ("os.stat('file').st_mode & 0o777", 0o640),
 }  # fmt: skip
@@ -649,6 +651,21 @@ def test_metadata_changes_below_the_sandboxs_directories_alone(tmp_path: Path) -
     for name in ("host", "place-beside"):
         info = (tmp_path / name / "file").stat()
         assert (0o644, 1000) == (stat.S_IMODE(info.st_mode), info.st_mtime)
+
+
+@pytest.mark.root
+def test_a_file_is_given_to_the_user_and_the_group_that_are_named(tmp_path: Path) -> None:
+    found = "[os.lstat({0!r}).st_uid, os.lstat({0!r}).st_gid]"
+    given = {
+        "chown": ("os.chown('file', 5, 6)", "file", [5, 6]),
+        "fchown": ("os.fchown(os.open('file', 0), 7, -1)", "file", [7, 6]),
+        "lchown": ("os.lchown('link', 8, 9)", "link", [8, 9]),
+        "fchownat": ("os.chown('file', -1, 4, dir_fd=os.open('.', 0))", "file", [7, 4]),
+    }
+    attempts: dict[str, tuple[str, Any]] = {"there": ("do os.chdir(place)", 0)}
+    for name, (code, path, wanted) in given.items():
+        attempts[name] = (f"({code}, {found.format(path)})[1]", wanted)
+    expect(attempts, tmp_path)
 
 
 @pytest.mark.rootless

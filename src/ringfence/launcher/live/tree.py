@@ -142,8 +142,8 @@ class Tree:
         if child.user != parent.user:
             raise CannotCopy(f"its child process {_name(child.pid)} is another user's")
         for name in _NAMESPACES:
-            links = [os.readlink(f"/proc/{each.pid}/ns/{name}") for each in (child, parent)]
-            if links[0] != links[1]:
+            own, other = (_namespace(each.pid, name) for each in (child, parent))
+            if not own or own != other:
                 raise CannotCopy(f"its child process {_name(child.pid)} is in another namespace")
 
     def _groups(self) -> None:
@@ -224,6 +224,14 @@ def _fields(pid: int) -> list[bytes]:
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
+
+
+def _namespace(pid: int, name: str) -> str:
+    """Read which one it is in; "": it has ended, or nobody has begun one that it made for its children."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{name}")
+    except FileNotFoundError:
+        return ""
 
 
 def _zombie(pid: int) -> Zombie:
