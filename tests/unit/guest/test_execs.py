@@ -489,6 +489,29 @@ class TestRequests:
         assert wire.KILLED_BY_MEMORY_WATCHDOG == run.killed_by
         assert busy[0]
 
+    @pytest.mark.parametrize(
+        ("wait_s", "timeout_ms"),
+        [(None, None), (0.5, 501), (0.0, 1), (-5.0, 1), (1e9, 86_400_001)],
+    )
+    def test_the_loop_waits_until_something_is_due_and_at_most_a_day(
+        self,
+        execs: _Execs,
+        host: wire.Socket,
+        wait_s: float | None,
+        timeout_ms: float | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """For poll(2) a time below 0 is for ever, and one of a month none."""
+        agent = self.agent(execs)
+        os.close(agent.signal_fd)
+        monkeypatch.setattr(execs, "wait_s", lambda: wait_s)
+        assert timeout_ms == agent._timeout_ms()
+        agent.watchdog.wait_s = lambda: 7.0
+        assert min(7001, timeout_ms or 7001) == agent._timeout_ms()
+        agent.file_locks = SimpleNamespace(wait_s=lambda *, is_busy: 6.0 if is_busy else None)
+        execs.add(1)
+        assert min(6001, timeout_ms or 6001) == agent._timeout_ms()
+
     @pytest.mark.parametrize("asks", [("signal", 1, int(signal.SIGKILL), False), ("pid", 2)])
     def test_the_number_of_an_ended_process_may_be_anothers(
         self,
