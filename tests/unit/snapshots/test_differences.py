@@ -251,3 +251,58 @@ def test_so_many_paths_are_compared(
     assert compare(View([layer], -1), View([layer, several], -1), "")
     with pytest.raises(ResourceExhausted, match="files to compare"):
         compare(View([layer], -1), View([layer, several, more], -1), "")
+
+
+@pytest.mark.parametrize(("bound", "enough"), [("MOST_ENTRIES", 3), ("MOST_NAMES", len("aa/ba/c"))])
+@pytest.mark.parametrize("is_image", [False, True])
+def test_what_was_below_a_removed_directory_counts_as_well(
+    tmp_path: Path,
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    is_image: bool,
+    bound: str,
+    enough: int,
+) -> None:
+    content: Tree = {"a": None, "a/b": "1", "a/c": "2"}
+    fd, pile = -1, list[StreamLayer]()
+    if is_image:
+        fd = _on_disk(str(tmp_path), content)
+        stack.callback(os.close, fd)
+    else:
+        pile = [_layer(stack, content)]
+    before, after = View([*pile], fd), View([*pile, Removal("a")], fd)
+    monkeypatch.setattr(trees, bound, enough)
+    assert {"/a", "/a/b", "/a/c"} == compare(before, after, "")[0].entries.keys()
+    monkeypatch.setattr(trees, bound, enough - 1)
+    with pytest.raises(ResourceExhausted, match="files to compare"):
+        compare(before, after, "")
+
+
+@pytest.mark.parametrize("top", ["", "a", "a/b"])
+def test_what_lies_directly_in_the_compared_directory_is_compared(
+    stack: ExitStack, top: str
+) -> None:
+    """And what has a name that begins like its is not."""
+    files = {"": "x", "a": "a/x", "a/b": "a/b/x"}
+    old, new = (
+        _layer(stack, {"a": None, "a/b": None, "a/bb": None, "a/bb/x": text}
+               | dict.fromkeys(files.values(), text))
+        for text in ("1", "2")
+    )  # fmt: skip
+    for before in ([old], [old, _layer(stack, {})]):
+        for after in ([new], [old, new]):
+            parts = compare(View([*before], -1), View([*after], -1), top)
+            for part, text in zip(parts, ("1", "2"), strict=True):
+                assert text == _shown(part, "/x")
+                assert (text if top == "a" else False) == _shown(part, "/bb/x")
+
+
+def test_what_an_image_has_is_listed_with_one_descriptor_that_is_closed(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    fd = _on_disk(str(tmp_path), {"a": None, "a/b": None, "a/b/c": "1"})
+    stack.callback(os.close, fd)
+    view, before = View([], fd), len(os.listdir("/proc/self/fd"))
+    assert ["a/b", "a/b/c"] == sorted(view.of_image("a"))
+    assert [] == [*view.of_image("a/b/c")] == [*view.of_image("none")]
+    assert before == len(os.listdir("/proc/self/fd"))

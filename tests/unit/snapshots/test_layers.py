@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import marshal
 import os
 import stat
 import subprocess
@@ -280,13 +281,69 @@ def test_what_unpacks_is_confined_before_it_reads_any_of_the_stream(tmp_path: Pa
     assert "64" != files[3] == files[4]
 
 
+def test_what_unpacks_gets_nothing_of_its_parent_but_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is read from its beginning, wherever its descriptor is."""
+    monkeypatch.setenv("RINGFENCE_API_KEY", "secret")
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import json, os, sys; print(json.dumps([sys.path[:] and list(os.environ), os.getcwd(),"
+        " sys.flags.isolated, sys.flags.no_site, sys.argv[1:], sys.stdin.read()]))"
+    )
+    monkeypatch.setattr(layers, "_CODE", code)
+    content = os.memfd_create("stream")
+    os.write(content, b"whole")
+    try:
+        for is_layer, more in ((False, []), (True, ["layer"])):
+            said = json.loads(layers._run(str(tmp_path), content, is_layer=is_layer))
+            assert [["LC_ALL"], "/", 1, 1, [str(tmp_path), *more], "whole"] == said
+    finally:
+        os.close(content)
+
+
+def test_the_top_of_an_unpacked_tree_may_be_changed_by_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert unpack(tmp_path / "snap-a", stream("a"))
+    finally:
+        os.umask(before)
+    assert 0o755 == stat.S_IMODE((tmp_path / "snap-a" / "tree").stat().st_mode)
+
+
+def test_entries_have_the_special_bits_of_modes(tmp_path: Path) -> None:
+    place, content = tmp_path / "snap-a", os.memfd_create("stream")
+    with open(content, "wb", closefd=False) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        member = tarfile.TarInfo("./d")
+        member.type, member.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(member)
+    assert unpack(place, content)
+    entries = layers.entries_of(str(place), 1 << 20)
+    assert entries is not None
+    entry = layers.unpack_entry(layers.unpack_directory(entries[""])["d"])
+    assert (DIRECTORY, 0, 0o1777, b"-") == entry
+    assert 0o1777 == stat.S_IMODE((place / "tree" / "d").stat().st_mode)
+
+
+def test_names_are_passed_on_in_a_descriptor_of_their_own() -> None:
+    names: layers.Names = {b"": {b"d": 1}, b"d": {b"x": layers.WHITEOUT_CTIME}}
+    fd = layers.as_file(names)
+    try:
+        assert not os.get_inheritable(fd)
+        assert names == marshal.loads(os.read(fd, 1 << 16))
+    finally:
+        os.close(fd)
+
+
 def test_what_a_layer_removes_is_forgotten_with_all_below_it(tmp_path: Path) -> None:
     place = tmp_path / "snap-a"
     unpack(place, stream(".wh.d", "e", "f/"), is_layer=True)
     below: layers.Names = {
+        b"d/x/y": {b"z": 1},  # in any order
+        b"d/x": {b"y": 1},
         b"": {b"d": 1, b"e": 2, b"f": 3, b"dd": 4},
         b"d": {b"x": 1},
-        b"d/x": {b"y": 1},
         b"dd": {b"z": 1},
         b"e": {b"x": 1},
         b"f": {b"kept": 7},

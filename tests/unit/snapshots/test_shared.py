@@ -525,3 +525,44 @@ def test_what_is_below_two_is_sent_once(
 
     assert 1 == sum("/snap-a/content.tar" in each for each in sent)
     assert "ann" == store.owner("snap-a"), "and it stays its owner's"
+
+
+def test_no_more_of_a_file_is_read_than_was_stored_and_a_byte(
+    here: Catalogue,
+    there: Catalogue,
+    store: SharedSnapshots,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever may write to the store could otherwise fill a node's memory and disk."""
+    store.push(here.directory, save(here, "snap-a"), RECORD)
+    path = place / "snap-a" / "content.tar"
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.truncate(64 << 20)
+    real, read = DirectoryFiles.open, list[int]()
+
+    class Counting:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __enter__(self) -> Counting:
+            return self
+
+        def __exit__(self, *_exc: object) -> None:
+            self._file.close()
+
+        def read(self, most: int) -> bytes:
+            data: bytes = self._file.read(most)
+            read.append(len(data))
+            return data
+
+    def counting(self: DirectoryFiles, name: str, mode: str) -> Any:
+        file = real(self, name, mode)
+        return Counting(file) if name.endswith("content.tar") else file
+
+    monkeypatch.setattr(DirectoryFiles, "open", counting)
+    with pytest.raises(SnapshotCorrupt, match="content.tar is not what was stored"):
+        store.pull(there.directory, "snap-a")
+    assert size + 1 == sum(read)
+    assert [] == names(there.directory)
