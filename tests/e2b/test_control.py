@@ -582,3 +582,27 @@ def test_a_bodys_size_is_bounded_also_where_it_is_compressed(here: Here) -> None
         return answered.status_code
 
     assert [200, 413] == [asyncio.run(sent(size)) for size in (most, most + 1)]
+
+
+async def test_each_answer_that_opens_a_sandbox_has_each_token_by_its_own_name(
+    here: Here, ann: Client
+) -> None:
+    """A token for ports is given to others: it must not open processes and files."""
+    made = (await ann("POST", "/v2/sandboxes", {"timeout": 60})).json()
+    at = f"/sandboxes/{made['sandboxID']}"
+    answers = {"create": made}
+    answers["connect"] = (await ann("POST", f"{at}/connect", {})).json()
+    assert 204 == (await ann("POST", f"{at}/pause", {})).status_code
+    answers["resume"] = (await ann("POST", f"{at}/resume", {})).json()
+    answers["connect again"] = (await ann("POST", f"/v2{at}/connect", {})).json()
+    answers["fork"] = (await ann("POST", f"{at}/fork", {})).json()[0]["sandbox"]
+    for name, each in answers.items():
+        live = here.manager.index.find(each["sandboxID"])
+        assert live is not None
+        tokens = here.shared.tokens.of(live), here.shared.tokens.of_traffic(live)
+        assert tokens == (each["envdAccessToken"], each["trafficAccessToken"]), name
+        for token, status in zip(tokens, (200, 401), strict=True):
+            headers = {"e2b-sandbox-id": live.sandbox_id, "x-access-token": token}
+            assert status == (await here.ask("GET", "/envs", headers=headers)).status_code, name
+    shown = (await ann("GET", at)).json()
+    assert answers["create"]["envdAccessToken"] == shown["envdAccessToken"]
