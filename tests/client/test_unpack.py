@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.client.unpack import created, parts, unpack
+from ringfence.client.unpack import _stamp, created, parts, unpack
 from ringfence.errors import FileError, FileExists, IoError, IsADirectory
 
 pytestmark = pytest.mark.anyone
@@ -225,7 +225,13 @@ def test_a_directory_in_the_way_of_a_file_stays(place: Place) -> None:
 
 def test_a_destination_is_made_with_the_directories_above(place: Place) -> None:
     place.target = place.target / "deep" / "down"
-    place.unpack(stream_of(member("far/away/file"), member("near")))
+    before = os.umask(0)
+    try:
+        place.unpack(stream_of(member("far/away/file"), member("near")))
+    finally:
+        os.umask(before)
+    for path in (place.target / "far", place.target / "far" / "away"):
+        assert 0o755 == stat.S_IMODE(path.stat().st_mode)
 
     assert "data" == (place.target / "far" / "away" / "file").read_text()
     assert "data" == (place.target / "near").read_text()
@@ -251,12 +257,58 @@ def test_a_file_in_which_the_stream_broke_off_is_replaced_by_the_next_attempt(pl
     assert {("x",)} == made
 
 
+def test_a_file_is_its_owners_alone_until_it_is_whole(place: Place) -> None:
+    """Its own mode may have been meant for a directory that nobody else enters."""
+    whole = stream_of(member("x"), content=b"x" * 5000)
+    before = os.umask(0)
+    try:
+        with pytest.raises(IoError):
+            place.unpack(whole[:4000])
+        assert 0o600 == stat.S_IMODE((place.target / "x").stat().st_mode)
+        place.unpack(whole)
+    finally:
+        os.umask(before)
+    assert 0o644 == stat.S_IMODE((place.target / "x").stat().st_mode)
+
+
+def test_a_directory_that_is_no_more_one_has_its_mode_set_nowhere_else(place: Place) -> None:
+    """Another program of this host may change what is being unpacked."""
+    beside = place.top / "beside"
+    beside.chmod(0o711)
+
+    def replace(_count: int, _name: str) -> None:
+        (place.target / "d").rmdir()
+        (place.target / "d").symlink_to(beside)
+
+    with pytest.raises(IoError):
+        place.unpack(stream_of(directory("d", 0o777), member("x")), progress=replace)
+    assert 0o711 == stat.S_IMODE(beside.stat().st_mode)
+    assert place.is_untouched()
+
+
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE])
 def test_a_time_that_no_file_can_have_is_an_error_of_the_stream(place: Place, kind: bytes) -> None:
     late = member("x", kind)
     late.mtime = 1e30
     with pytest.raises(IoError, match="time"):
         place.unpack(stream_of(late))
+    late.mtime, late.pax_headers = 0, {"mtime": "nan"}
+    with pytest.raises(IoError, match="time"):
+        place.unpack(stream_of(late))
+
+
+@pytest.mark.parametrize("late", [1e30, -1e30, float("nan")])
+def test_a_time_that_the_system_does_not_take_is_one_of_the_stream(
+    tmp_path: Path, late: float
+) -> None:
+    """Whatever has read the stream, and whatever it lets through."""
+    with (tmp_path / "x").open("wb") as file:
+        wrong = member("x")
+        wrong.mtime = late
+        with pytest.raises(tarfile.ReadError, match="time"):
+            _stamp(file.fileno(), wrong)
+        _stamp(file.fileno(), member("x"))
+    assert 1_600_000_000 == (tmp_path / "x").stat().st_mtime
 
 
 def test_the_stream_is_read_to_its_end(place: Place) -> None:

@@ -566,3 +566,15 @@ def test_no_more_of_a_file_is_read_than_was_stored_and_a_byte(
         store.pull(there.directory, "snap-a")
     assert size + 1 == sum(read)
     assert [] == names(there.directory)
+
+
+@pytest.mark.parametrize("size", [1 << 20, (2 << 20) + 5])
+def test_a_file_of_several_pieces_comes_back_whole(
+    here: Catalogue, there: Catalogue, store: SharedSnapshots, tmp_path: Path, size: int
+) -> None:
+    memory = os.urandom(size)
+    (tmp_path / "memory").write_bytes(memory)
+    save(here, "snap-a", memory=str(tmp_path / "memory"))
+    store.push(here.directory, "snap-a", RECORD)
+    assert RECORD == store.pull(there.directory, "snap-a")
+    assert memory == Path(there.memory_of("snap-a")).read_bytes()
