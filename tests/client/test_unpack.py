@@ -237,6 +237,29 @@ def test_a_destination_is_made_with_the_directories_above(place: Place) -> None:
     assert "data" == (place.target / "near").read_text()
 
 
+def test_a_directory_that_another_program_makes_meanwhile_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.mkdir
+
+    def both(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None:
+            real(name, 0o700, dir_fd=dir_fd)
+        real(name, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr("ringfence.client.unpack.os.mkdir", both)
+    place.unpack(stream_of(member("a/b/x"), directory("c")))
+    assert "data" == (place.target / "a" / "b" / "x").read_text()
+    assert (place.target / "c").is_dir()
+
+
+def test_each_file_is_in_its_own_directory_in_whatever_order_they_come(place: Place) -> None:
+    names = ("a/1", "b/2", "a/c/3", "b/c/4", "5", "a/6", "b/c/d/7", "a/c/8", "9")
+    place.unpack(stream_of(*map(member, names)))
+    found = (path.relative_to(place.target) for path in place.target.rglob("*") if path.is_file())
+    assert sorted(names) == sorted(map(str, found))
+
+
 def test_a_stream_that_ends_too_early_may_be_asked_for_again(place: Place) -> None:
     whole = stream_of(member("x"), content=b"x" * 5000)
     for end in (0, 100, 600, 4000):
@@ -351,6 +374,21 @@ def test_a_download_that_breaks_off_leaves_no_new_file(tmp_path: Path) -> None:
     assert path.exists(), "what was there is not removed"
     with pytest.raises(IsADirectory), created(str(tmp_path), overwrite=True):
         pass
+    path.write_bytes(b"what was there before")
+    with created(str(path), overwrite=True) as file:
+        file.write(b"new")
+    assert b"new" == path.read_bytes()
+
+
+def test_a_download_that_its_user_interrupts_leaves_no_new_file(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        with created(str(tmp_path / "file"), overwrite=False) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert [] == os.listdir(tmp_path)
 
 
 def test_a_download_for_which_the_disk_has_no_room_leaves_no_new_file(tmp_path: Path) -> None:

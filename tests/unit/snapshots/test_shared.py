@@ -562,7 +562,7 @@ def test_no_more_of_a_file_is_read_than_was_stored_and_a_byte(
         return Counting(file) if name.endswith("content.tar") else file
 
     monkeypatch.setattr(DirectoryFiles, "open", counting)
-    with pytest.raises(SnapshotCorrupt, match="content.tar is not what was stored"):
+    with pytest.raises(SnapshotCorrupt, match=r"content\.tar is not what was stored"):
         store.pull(there.directory, "snap-a")
     assert size + 1 == sum(read)
     assert [] == names(there.directory)
