@@ -306,11 +306,14 @@ class TestImages:
         own = dict(image._own_entries(str(tmp_path), 1000))
         assert (tarfile.REGTYPE, 0o644, b"") == own[runtime.PRELOAD]
         read, write = os.pipe()
-        thread = threading.Thread(target=image._write, args=(write, str(tmp_path), own, 4000))
+        problems: list[Exception] = []
+        args = write, str(tmp_path), own, 4000, problems
+        thread = threading.Thread(target=image._write, args=args)
         thread.start()
         with open(read, "rb") as stream:
             content = stream.read()
         thread.join()
+        assert [] == problems
         found = self.entries(content)
         assert {4000} == {each.uid for path, each in found.items()} | {4000}
         assert {4000} == {each.uid for each in found.values()}
@@ -334,7 +337,9 @@ class TestImages:
         (tmp_path / "big").write_bytes(bytes(1 << 20))
         read, write = os.pipe()
         os.close(read)
-        image._write(write, str(tmp_path), {}, 1)
+        problems: list[Exception] = []
+        image._write(write, str(tmp_path), {}, 1, problems)
+        assert [] == problems, "the engine says why"
 
     def test_a_link_in_the_place_of_a_directory_is_refused(self, tmp_path: Path) -> None:
         [path] = [step[1] for step in template.image_guest_root(1000) if step[0] == "image_dir"][:1]

@@ -594,7 +594,8 @@ class TestImages:
         (tmp_path / f"{AGENT[1:]}-like").write_text("x")
         own = dict(image._own_entries(str(tmp_path), 1000))
         read, write = os.pipe()
-        thread = threading.Thread(target=image._write, args=(write, str(tmp_path), own, 4000))
+        args = write, str(tmp_path), own, 4000, list[Exception]()
+        thread = threading.Thread(target=image._write, args=args)
         thread.start()
         with open(read, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             found = [each.name.removeprefix(".") for each in tar]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tarfile
@@ -20,7 +21,7 @@ from ringfence.backends.docker.report import DockerReader
 from ringfence.backends.docker.sandbox import QUOTAS, DockerSandbox
 from ringfence.backends.local.agents.contained import NO_NAMESPACE_FDS
 from ringfence.backends.local.mounts import template
-from ringfence.errors import Unsupported
+from ringfence.errors import IoError, Unsupported
 from ringfence.launcher import wire
 from ringfence.model import capabilities as can
 from ringfence.model.capabilities import DEGRADED, ENFORCED, MISSING
@@ -396,3 +397,32 @@ class TestImages:
             f"LABEL {image._ID}=sha256:{'a' * 64}",
             f'LABEL {image._STORE}="{place}"',
         ] == changes
+
+    def test_an_image_of_which_a_file_cannot_be_read_is_not_kept_as_if_it_were_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The engine does not see that: the stream ends where a file would begin."""
+        engine, root = self.engine(tmp_path, monkeypatch), tmp_path / "root"
+        root.mkdir()
+        (root / "a").write_text("a")
+        (root / "b").write_text("b")
+        held: Any = SimpleNamespace(root=str(root), image=SimpleNamespace(id="sha256:" + "a" * 64))
+        before = len(os.listdir("/proc/self/fd"))
+
+        def unreadable(path: Any, *args: Any) -> Any:
+            if str(path) == str(root / "b"):
+                raise OSError(errno.EIO, "Input/output error")
+            return open(path, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tarfile.bltn_open", unreadable)
+            with pytest.raises(IoError, match="Input/output error"):
+                image.image_from(engine, held, 4000)
+        assert before == len(os.listdir("/proc/self/fd"))
+        [(name, owners, _changes)] = self.imported
+        assert "/b" not in owners, "the engine had no reason to refuse it"
+        assert [name] == self.removed
+        self.names.clear()
+        assert name == image.image_from(engine, held, 4000)
+        assert {"/a", "/b"} <= self.imported[1][1].keys()
+        assert [name] == self.removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -9,7 +10,7 @@ import stat
 import tarfile
 import threading
 
-from ...errors import ImageRefused
+from ...errors import ImageRefused, IoError
 from ...images.store import ImageStore
 from ..local.agents.contained import AGENT
 from ..local.mounts import runtime, template
@@ -112,8 +113,9 @@ def image_from(engine: Any, held: Held, uid: int) -> str:
 
     Raises:
         ImageRefused: A link is where every program must find a directory.
+        IoError: A file of it could not be read; the engine keeps no part of it.
     """
-    from docker.errors import ImageNotFound
+    from docker.errors import DockerException, ImageNotFound
 
     tag = f"{held.image.id.removeprefix('sha256:')[:24]}-{uid}"
     name = f"{IMAGES}:{tag}"
@@ -125,11 +127,18 @@ def image_from(engine: Any, held: Held, uid: int) -> str:
         own = dict(_own_entries(held.root, uid))
         labels = [f"LABEL {_ID}={held.image.id}", f'LABEL {_STORE}="{store.directory}"']
         read, write = os.pipe2(os.O_CLOEXEC)
-        writer = threading.Thread(target=_write, args=(write, held.root, own, uid), daemon=True)
+        problems: list[Exception] = []
+        args = write, held.root, own, uid, problems
+        writer = threading.Thread(target=_write, args=args, daemon=True)
         with open(read, "rb") as stream:
             writer.start()
             engine.api.import_image_from_stream(stream, name, changes=labels)
         writer.join()
+        for exc in problems:
+            # A stream that ends between two files looks whole: it would be found by its name for ever.
+            with contextlib.suppress(DockerException):
+                engine.images.remove(name)
+            raise IoError(f"the image could not be copied into the engine: {exc}") from exc
     return name
 
 
@@ -163,8 +172,18 @@ def _own_entries(root: str, uid: int) -> Iterator[tuple[str, tuple[Any, int, byt
         yield path, (tarfile.DIRTYPE, 0o755, b"")
 
 
-def _write(write: int, root: str, own: dict[str, tuple[Any, int, bytes]], uid: int) -> None:
-    """The tar stream of all files, ours last; the engine ends it early where it does not want it."""
+def _write(
+    write: int,
+    root: str,
+    own: dict[str, tuple[Any, int, bytes]],
+    uid: int,
+    problems: list[Exception],
+) -> None:
+    """The tar stream of all files, ours last; the engine ends it early where it does not want it.
+
+    Args:
+        problems: Gets why the stream ended early otherwise.
+    """
 
     def theirs(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         path = info.name.removeprefix(".")
@@ -181,3 +200,5 @@ def _write(write: int, root: str, own: dict[str, tuple[Any, int, bytes]], uid: i
                 _add(tar, path, kind, mode, uid, data=data)
     except BrokenPipeError:
         pass  # the engine has said why
+    except (OSError, tarfile.TarError) as exc:
+        problems.append(exc)
