@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,9 +43,106 @@ def test_a_sweep_while_one_is_made_takes_nothing_away(
     assert not os.listdir(base)
 
 
-def _made() -> place.Place:
+def _made(*more: tuple[Any, ...]) -> place.Place:
     uid = os.geteuid()
-    return place.Place(uid, uid, ())
+    return place.Place(uid, uid, (), more)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _mode(path: str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_what_is_in_it_is_for_its_user_alone_and_the_agent_for_nobody_to_write(base: Path) -> None:
+    mask, before = os.umask(0), _descriptors()
+    try:
+        made = _made()
+    finally:
+        os.umask(mask)
+    assert 0o700 == _mode(made.path)
+    assert 0o711 == _mode(made.words["own"])
+    assert [0o755] * 3 == [_mode(made.words[name]) for name in ("root", "etc", "agent")]
+    (agent,) = os.listdir(made.words["agent"])
+    assert 0o444 == _mode(f"{made.words['agent']}/{agent}")
+    assert 0o600 == _mode(f"{made.path}/lock")
+    assert before + 1 == _descriptors()
+    made.remove()
+    assert before == _descriptors()
+    assert not os.listdir(base)
+
+
+@pytest.mark.root
+def test_the_user_owns_what_it_may_write_and_nothing_of_etc(base: Path) -> None:
+    made = place.Place(1000, 54321, ())
+    try:
+        assert "54321" == made.words["host_id"]
+        root = made.words["root"]
+        for path in (made.path, root, *(f"{root}/{name}" for name in os.listdir(root))):
+            info = os.lstat(path)
+            assert stat.S_ISLNK(info.st_mode) or (54321, 54321) == (info.st_uid, info.st_gid), path
+        assert 0 == os.stat(made.words["own"]).st_uid, "the launcher's own"
+        below = [f"{made.words['etc']}/{name}" for name in os.listdir(made.words["etc"])]
+        assert below
+        assert {0} == {os.lstat(path).st_uid for path in below}
+    finally:
+        made.remove()
+
+
+def test_one_that_cannot_be_made_leaves_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _descriptors()
+    with pytest.raises(FileNotFoundError):
+        _made(("file", "/none/at/all", b"", 0o644))
+    assert ([], before) == (os.listdir(base), _descriptors())
+
+    def interrupted(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _made()
+    assert ([], before) == (os.listdir(base), _descriptors())
+    real = os.open
+
+    def too_many(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).endswith("/lock"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", too_many)
+        with pytest.raises(OSError, match="Too many"):
+            _made()
+    assert ([], before) == (os.listdir(base), _descriptors())
+    _made(("file", "/file", b"", 0o644)).remove()
+
+
+def test_a_sweep_takes_what_was_left_and_neither_what_is_in_use_nor_what_is_anothers(
+    base: Path,
+) -> None:
+    before = _descriptors()
+    used, left = _made(), _made()
+    os.close(left._lock)  # as the kernel does for a process that was killed
+    (base / "other").mkdir()
+    (base / "other" / "lock").touch()
+    (base / "ringfence-command-new").mkdir()  # it has no lock yet
+    place.sweep()
+    kept = {os.path.basename(used.path), "other", "ringfence-command-new"}
+    assert kept == {*os.listdir(base)}
+    assert Path(used.path, "agent").is_dir()
+    assert before + 1 == _descriptors()
+    used.remove()
+    assert before == _descriptors()
+
+
+def test_the_place_of_all_can_be_passed_through_and_not_listed() -> None:
+    info = os.stat(place.base())
+    assert (0o711, os.geteuid()) == (stat.S_IMODE(info.st_mode), info.st_uid)
 
 
 @pytest.mark.full

@@ -115,16 +115,18 @@ def base() -> str:
 
 def make_locked() -> tuple[str, int]:
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX, dir=base())
-        lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path, lock = tempfile.mkdtemp(prefix=_PREFIX, dir=base()), -1
         try:
+            lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             # A sweep in between had the lock first, and took the directory for one left behind.
             if os.fstat(lock).st_nlink:
                 return path, lock
         except BaseException:
-            os.close(lock)
+            # Without a lock in it no sweep would ever remove it.
             shutil.rmtree(path, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
             raise
         os.close(lock)
 
