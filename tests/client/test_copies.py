@@ -557,3 +557,44 @@ def test_only_what_is_not_there_does_not_exist(
                 files.exists("f")
         else:
             assert exists is files.exists("f")
+
+
+# -- how far a file was read -----------------------------------------------------------------------
+
+
+def test_a_file_that_has_become_another_is_read_on_from_what_is_known_of_that() -> None:
+    reader = copies.FileReader("/f")
+    assert ({"path": "/f"}, {}) == (reader.request()["params"], reader.request()["headers"])
+    assert not reader.begin(200, {"etag": "one"})
+    assert b"abc" == reader.take(b"abc")
+    assert {"range": "bytes=3-", "if-range": "one"} == reader.request()["headers"]
+    assert not reader.begin(206, {"etag": "one"})
+    assert b"d" == reader.take(b"d")
+    assert reader.begin(200, {"etag": "other"}), "what was read is of another file"
+    assert b"xy" == reader.take(b"xy")
+    assert {"range": "bytes=2-", "if-range": "other"} == reader.request()["headers"]
+
+
+def test_a_part_that_comes_with_the_whole_begins_where_it_was_asked_for() -> None:
+    reader = copies.FileReader("/f", 4)
+    assert {"range": "bytes=4-"} == reader.request()["headers"]
+    for again in (False, True):
+        assert again == reader.begin(200, {}), "nothing was read before, or it is read again"
+        assert [b"", b"ef", b"gh"] == [reader.take(each) for each in (b"abc", b"def", b"gh")]
+        assert {"range": "bytes=8-"} == reader.request()["headers"]
+    assert not reader.begin(206, {})
+    assert b"ij" == reader.take(b"ij")
+
+
+def test_connections_that_bring_nothing_new_are_given_up() -> None:
+    reader, exc = copies.FileReader("/f", 4), ServerUnreachable("it broke")
+    for piece in (b"", b"ab", b"abcd"):
+        reader.begin(200, {})
+        assert b"" == reader.take(piece)
+        assert reader.broken(exc) > 0
+    reader.begin(200, {})
+    assert b"e" == reader.take(b"abcde")
+    for _ in range(3):
+        reader.broken(exc)
+    with pytest.raises(ServerUnreachable):
+        reader.broken(exc)
