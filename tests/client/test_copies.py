@@ -338,7 +338,7 @@ def trees(cuts: list[int | None]) -> Any:
     return script
 
 
-@pytest.mark.parametrize("cuts", [[], [5000], [MIB, 5000], [1, MIB, 5000], [0, 0, 0], [-1]])
+@pytest.mark.parametrize("cuts", [[], [5000], [MIB, 5000], [1, MIB, 5000], [0, 0, 0], [-1], [-512]])
 def test_a_tree_is_asked_for_again_as_a_whole(
     cuts: list[int | None], tmp_path: Path, waits: list[float]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ringfence.backends.command import far, launchers
@@ -36,6 +38,47 @@ def test_bubblewrap_gives_nothing_of_the_hosts_network_and_no_privilege() -> Non
         assert word in command
     assert ["--ro-bind", "/usr", "/usr"] == command[command.index("/usr") - 1 :][:3]
     assert "--" == command[-1]
+
+
+@pytest.mark.parametrize(
+    "launcher", [launchers.bubblewrap(), codex_launcher("/opt/codex/bin/codex")]
+)
+@pytest.mark.parametrize("isolated", [False, True])
+def test_all_but_the_users_own_files_is_read_only_and_no_right_or_variable_goes_in(
+    launcher: Launcher, isolated: bool
+) -> None:
+    shown = [("/usr", "/usr"), ("/opt/x", "/opt/x")]
+    command = launcher.command(WORDS, shown, isolated=isolated)
+
+    own = command[: command.index("--")]
+    for word in ("user", "ipc", "pid", "net", "uts", "cgroup-try"):
+        assert f"--unshare-{word}" in own
+    assert {"--as-pid-1", "--clearenv"} <= {*own}
+    binds = [own[at : at + 3] for at, word in enumerate(own) if word == "--bind"]
+    assert [["--bind", "/place/root", "/"]] == binds
+    read_only = [own[at + 1 : at + 3] for at, word in enumerate(own) if word == "--ro-bind"]
+    wanted = [["/place/etc", "/etc"], *map(list, shown), ["/place/agent", "/.ringfence"]]
+    assert wanted == [each for each in read_only if each[0] != "/dev/null"]
+    assert ["ALL"] == [own[at + 1] for at, word in enumerate(own) if word == "--cap-drop"]
+    assert "--cap-add" not in own
+    assert ["1000", "1000"] == [own[own.index(each) + 1] for each in ("--uid", "--gid")]
+
+
+def test_directories_of_proc_are_hidden_by_empty_ones_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "f").touch()
+    hidden = [str(tmp_path / name) for name in "df"]
+    monkeypatch.setattr(launchers.template, "masked", lambda: hidden)
+    directory, file = hidden
+    command = launchers.bubblewrap().command(WORDS, [])
+
+    masks = command[command.index("--chdir") + 2 :]
+    assert ["--ro-bind", "/dev/null", file] == masks[:3]
+    assert ["--tmpfs", directory, "--remount-ro", directory] == masks[3:7]
+    assert ["--remount-ro", "/proc", "--disable-userns", "--"] == masks[7:]
+    assert not {*hidden} & {*launchers.bubblewrap().command(WORDS, [], isolated=True)}
 
 
 def test_codex_is_given_a_home_of_its_own() -> None:
