@@ -165,3 +165,106 @@ def test_sighup_begins_new_files(daemon: Daemon, client: httpx.Client) -> None:
 )
 def test_addresses(peer: str, address: str) -> None:
     assert address == address_of(peer)
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "path", "is_written"),
+    [
+        ("GET", 200, "/v1/sandboxes", False),
+        ("HEAD", 200, "/v1/sandboxes", False),
+        ("OPTIONS", 204, "/v1/sandboxes", False),
+        ("GET", 500, "/v1/sandboxes", False),
+        *(("GET", status, "/v1/sandboxes/x", True) for status in (400, 401, 403, 404, 422, 429)),
+        *(("GET", status, "/v1/sandboxes/x/files/stat", True) for status in (401, 403, 429)),
+        *(("GET", status, "/v1/sandboxes/x/files/stat", False) for status in (400, 404, 422)),
+        ("PUT", 404, "/v1/sandboxes/x/files/content", True),
+        ("POST", 201, "/v1/sandboxes", True),
+        ("DELETE", 500, "/v1/sandboxes/x", True),
+        ("WEBSOCKET", 101, "/v1/sandboxes/x/ports/1/tcp", True),
+    ],
+)
+def test_what_is_of_interest(method: str, status: int, path: str, is_written: bool) -> None:
+    assert is_written == Audit.is_of_interest(method, status, path)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "name"),
+    [
+        *((status, "", "audit.log") for status in (101, 200, 204, 399, 499, 500, 502)),
+        *((status, "", "refused.log") for status in (400, 401, 404, 422, 429, 498, 503)),
+        (503, "resource_exhausted", "refused.log"),
+        (503, "server_unreachable", "audit.log"),
+    ],
+)
+async def test_only_what_changed_nothing_is_written_apart(
+    tmp_path: Path, status: int, code: str, name: str
+) -> None:
+    log = Audit(str(tmp_path))
+    log.write(peer="10.0.0.1:1", status=status, code=code, client="ann", key="k")
+    log.close()
+    assert [name] == os.listdir(tmp_path)
+    assert [status] == [each["status"] for each in lines(tmp_path / name)]
+
+
+@pytest.mark.parametrize(
+    ("whose", "shown", "most"),
+    [
+        ({"client": None, "key": None}, {"peer": "10.0.0.1"}, audit.MOST_WITHOUT_KEY),
+        ({"client": "ann", "key": "k"}, {"client": "ann", "key": "k"}, audit.MOST_WITH_KEY),
+        ({"client": "ann", "key": ""}, {"peer": "10.0.0.1:7"}, audit.MOST_WITH_KEY),
+    ],
+)
+async def test_so_many_refusals_are_lines_and_the_others_are_counted(
+    tmp_path: Path, whose: dict[str, Any], shown: dict[str, str], most: int
+) -> None:
+    assert (1, 20) == (audit.MOST_WITHOUT_KEY, audit.MOST_WITH_KEY)
+    log = Audit(str(tmp_path))
+    for number in range(most + 2):
+        port = 7 if shown.get("peer", "").endswith(":7") else number
+        log.write(peer=f"10.0.0.1:{port}", path="/", status=403, **whose)
+    other = {**whose, "key": "k2"} if whose["key"] else whose
+    log.write(peer="10.0.0.2:1", path="/", status=403, **other)
+    log.close()
+    written = lines(tmp_path / "refused.log")
+    assert most + 2 == len(written), "another's has a line of its own, and there is one sum"
+    assert {**shown, "more": 2, "by_status": {"403": 2}}.items() <= written[-1].items()
+
+
+async def test_addresses_are_counted_apart_up_to_a_bound(tmp_path: Path) -> None:
+    log = Audit(str(tmp_path))
+    for number in range(300):
+        log.write(peer=f"10.0.{number >> 8}.{number & 255}:1", status=401, client=None)
+    assert (257, 300 - 256) == (len(log._buckets), log._buckets["others"].seen)
+    log.close()
+    written = lines(tmp_path / "refused.log")
+    assert 256 + 1 + 1 == len(written)
+    assert {"peer": "others", "more": 300 - 256 - 1}.items() <= written[-1].items()
+
+
+async def test_each_file_has_a_bound_of_its_own_and_what_is_lost_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 64 << 20 == audit.LARGEST > 2 * audit.LARGEST_REFUSED == 2 * (16 << 20)
+    monkeypatch.setattr(audit, "LARGEST", 1000)
+    monkeypatch.setattr(audit, "LARGEST_REFUSED", 100)
+    log = Audit(str(tmp_path))
+    for status in (200, 403):
+        log.write(peer="uid 0", path="/" + "x" * 200, status=status, client="ann", key="k")
+    assert {"audit.log", "refused.log.1"} == {*os.listdir(tmp_path)}
+    assert 0 == log.lost
+    (tmp_path / "refused.log").mkdir()
+    log.write(peer="uid 0", status=403, client="ann", key="k")
+    assert 1 == log.lost
+    log.write(peer="uid 0", status=200, client="ann", key="k")
+    assert 1 == log.lost
+    log.close()
+    assert [200, 200] == [each["status"] for each in lines(tmp_path / "audit.log")]
+
+
+def test_a_file_of_exactly_the_bound_goes_on(tmp_path: Path) -> None:
+    log = LogFile(str(tmp_path / "log"), 10)
+    log.append(b"123456789\n")
+    assert ["log"] == os.listdir(tmp_path)
+    log.append(b"\n")
+    assert ["log.1"] == os.listdir(tmp_path)
+    log.reopen()
