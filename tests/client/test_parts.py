@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import tarfile
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ringfence.client import uploads
+from ringfence.client import address, uploads
 from ringfence.client.address import Address, hint_of, key_of
 from ringfence.client.answers import (
     as_json,
@@ -45,6 +46,7 @@ PATH = "/" + "x" * 106
         ("unix:/a/b", "http://localhost", "/a/b"),
         ("unix:///a", "http://localhost", "/a"),
         (f"unix:{PATH}", "http://localhost", PATH),
+        (f"unix:/{'é' * 53}", "http://localhost", f"/{'é' * 53}"),
         ("http://host", "http://host", ""),
         ("http://host:1/", "http://host:1", ""),
         ("https://h:65535", "https://h:65535", ""),
@@ -61,6 +63,7 @@ def test_an_address_is_read(given: str, url: str, unix: str) -> None:
     "given",
     [
         "", 1, b"unix:/x", "unix:", "unix:rel", f"unix:{PATH}x", "unix:/a\0b", "/a/sock", "host:80",
+        f"unix:/{'é' * 54}",
         "ftp://host", "http://", "http:///x", "http://user@host", "http://user:pw@host", "http://h:",
         "http://h:65536", "http://h:x", "http://h:1?q", "http://h#f", "http://h?q",
         "http://h/x?q", "http://a b", "http://[::1",
@@ -102,6 +105,25 @@ def test_a_connection_that_failed_is_explained(tmp_path: Path) -> None:
     directory = Address.parse(f"unix:{tmp_path}")
     assert f"{tmp_path}/ringfence.sock" in hint_of(directory, OSError())
     assert "ringfence serve" in hint_of(there, OSError())
+
+
+def test_only_public_authorities_vouch_for_a_server_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that may set a variable must not decide which server gets the key."""
+    (tmp_path / "none.pem").touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    address._public_authorities.cache_clear()
+    try:
+        public = Address.parse("https://h").tls_context()
+        assert public is Address.parse("https://other:1").tls_context(), "read once"
+    finally:
+        address._public_authorities.cache_clear()
+    none = Address.parse("http://h").tls_context()
+    assert [True, False] == [len(each.get_ca_certs()) > 10 for each in (public, none)]
+    for each in (public, none):
+        assert (True, ssl.CERT_REQUIRED) == (each.check_hostname, each.verify_mode)
 
 
 # -- answers ---------------------------------------------------------------------------------------
