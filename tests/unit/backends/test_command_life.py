@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from ringfence.backends.command.report import CommandReader
 from ringfence.backends.command.sandbox import CommandSandbox
 from ringfence.backends.local.agents.agents import NoIsolationError, settings
 from ringfence.backends.local.agents.contained import AGENT
+from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.host import cgroups, ranges
 from ringfence.backends.local.host.facts import host
 from ringfence.errors import (
@@ -32,6 +34,7 @@ from ringfence.errors import (
 )
 from ringfence.model import NetworkPolicy, NetworkRule
 from ringfence.model.limits import Limits
+from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
 from ringfence.model.state import State
 
@@ -82,13 +85,43 @@ class TestStarting:
         ],
     )
     def test_one_that_ends_says_why_and_leaves_nothing(
-        self, argv: tuple[str, ...], why: str, places: list[Any]
+        self, argv: tuple[str, ...], why: str, places: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         backend = backend_of(Launcher("mine", argv, idle=("idle",)))
-        before = len(os.listdir("/proc/self/fd"))
+        before, ids = len(os.listdir("/proc/self/fd")), backend._ids()
+        taken: list[int] = []
+        groups: list[str] = []
+        take, give_back, make = ids.take, ids.give_back, limits.make
+
+        def taking() -> int:
+            taken.append(take())
+            return taken[-1]
+
+        def giving_back(first: int) -> None:
+            taken.remove(first)
+            give_back(first)
+
+        filters: list[bool] = []
+
+        def tell(*given: Any, **how: Any) -> Any:
+            filters.append(how["filtered"])
+            return settings(*given, **how)
+
+        def making(group: Any, spec: Any) -> None:
+            make(group, spec)
+            groups.extend(group.directories)
+            assert all(map(os.path.isdir, groups)), "the control: they were there"
+
+        monkeypatch.setattr(ids, "take", taking)
+        monkeypatch.setattr(ids, "give_back", giving_back)
+        monkeypatch.setattr(limits, "make", making)
+        monkeypatch.setattr(module, "settings", tell)
         with pytest.raises(IsolationError, match=why):
             backend.provision(SPEC)
         assert 1 == len(places)
+        assert [False] == filters, "what a launcher filters is its own"
+        assert [] == taken
+        assert [] == [each for each in groups if os.path.exists(each)]
         assert {} == backend._live
         assert set() == backend._making
         backend.close()
@@ -118,6 +151,20 @@ class TestStarting:
         assert started[0].returncode is not None
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(opened[0])
+        backend.close()
+
+    def test_what_a_kernel_refused_is_told_as_that(
+        self, places: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = backend_of(Launcher("mine", ("sleep", "1000", "#")))
+
+        def refuse(_control: Any, _errors: int) -> list[int]:
+            raise Refused(errno.EPERM, "not allowed")
+
+        monkeypatch.setattr(backend, "_wait_for_agent", refuse)
+        with pytest.raises(Refused, match="not allowed"):
+            backend.provision(SPEC)
+        assert 1 == len(places)
         backend.close()
 
     @pytest.mark.parametrize("fails", [True, False])
@@ -153,6 +200,25 @@ class TestStarting:
                 with pytest.raises(Unsupported):
                     backend.provision(SandboxSpec(**changes))
                 assert count == len(asked)
+
+    def test_one_that_nobody_goes_into_is_asked_for_no_mount_although_its_agent_isolates(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = backend_of(Launcher("mine", ("x",), anew=("/run",), filtered=True))
+        asked: list[bool] = []
+        made: Any = SimpleNamespace(network=None, complete=lambda _step: None)
+
+        def make(_spec: Any, _id: str, *, isolated: bool) -> Any:
+            asked.append(isolated)
+            return made
+
+        monkeypatch.setattr(backend, "_make_one", make)
+        monkeypatch.setattr(backend, "check", lambda _spec: None)  # which refuses it before
+        with pytest.raises(Unsupported, match="no namespaces of its own"):
+            backend.provision(SandboxSpec(deny=("/usr/bin/env",)))
+        assert [] == asked
+        assert made is backend.provision(SandboxSpec())
+        assert [True] == asked
 
     def test_a_snapshot_comes_back_only_where_the_host_goes_in(
         self, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +305,19 @@ def told() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def sandbox(told: list[dict[str, Any]]) -> Iterator[CommandSandbox]:
+def started() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def checked() -> list[tuple[Any, int]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def sandbox(
+    told: list[dict[str, Any]], started: list[dict[str, Any]], checked: list[tuple[Any, int]]
+) -> Iterator[CommandSandbox]:
     require("user namespaces")
     require("bwrap")
     backend = CommandBackend()
@@ -248,12 +326,31 @@ def sandbox(told: list[dict[str, Any]]) -> Iterator[CommandSandbox]:
         told.append(how)
         return settings(*given, **how)
 
+    start, check = limits.start, limits.check
+
+    def starting(group: Any, spec: Any, argv: Any, /, **how: Any) -> Any:
+        started.append(how)
+        return start(group, spec, argv, **how)
+
+    def checking(group: Any, pid: int) -> None:
+        checked.append((group, pid))
+        check(group, pid)
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "settings", tell)
+        patched.setattr(limits, "start", starting)
+        patched.setattr(limits, "check", checking)
         made = backend.provision(SandboxSpec(limits=Limits(open_files=200)))
     place, launcher = made.place.words["own"], made._launcher
     yield made
-    made.terminate()
+    given_back: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        give_back = backend._ids().give_back
+        patched.setattr(
+            backend._ids(), "give_back", lambda ids: (given_back.append(ids), give_back(ids))
+        )
+        made.terminate()
+    assert ([made.host_ids] if made.host_ids else []) == given_back
     assert {} == backend._live
     assert not os.path.exists(place)
     assert launcher.returncode is not None
@@ -276,6 +373,46 @@ class TestUnderBubblewrap:
         assert names is not None
         assert names["pid"] != os.stat("/proc/self/ns/pid").st_ino
         assert sandbox.control.gettimeout() is None
+
+    def test_its_launcher_is_of_a_user_and_session_of_its_own_and_stays_in_its_cgroup(
+        self,
+        sandbox: CommandSandbox,
+        started: list[dict[str, Any]],
+        checked: list[tuple[Any, int]],
+    ) -> None:
+        [how] = started
+        user = sandbox.host_ids or None
+        assert bool(user) == host().trusted_root
+        assert (user, user, [] if user else None) == (
+            how["user"],
+            how["group"],
+            how["extra_groups"],
+        )
+        assert (True, "/") == (how["start_new_session"], how["cwd"])
+        assert {"PATH"} == {*how["env"]}
+        version = sandbox.owner.layout().version
+        assert ([(sandbox.group, sandbox.pid)] if version else []) == checked
+        assert sandbox._launcher.pid == os.getsid(sandbox._launcher.pid)
+        if user:
+            status = Path(f"/proc/{sandbox.pid}/status").read_text()
+            assert f"Uid:\t{user}\t{user}\t{user}\t{user}\n" in status
+            assert "Groups:\t \n" in status
+
+    def test_who_sees_a_directory_of_the_hosts_reaches_no_sockets_in_it(
+        self, sandbox: CommandSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[bool] = []
+
+        def tell(*given: Any, **how: Any) -> Any:
+            told.append(how["unix_sockets"])
+            return settings(*given, **how)
+
+        monkeypatch.setattr(module, "settings", tell)
+        tmp_path.chmod(0o755)
+        mount = Mount("/mnt/x", str(tmp_path), "read_only")
+        made = sandbox.owner.provision(SandboxSpec(mounts=(mount,)))
+        made.terminate()
+        assert [False] == told
 
     def test_what_it_has_changed_is_all_that_is_not_shown_to_it(
         self, sandbox: CommandSandbox
@@ -314,6 +451,36 @@ class TestUnderBubblewrap:
         monkeypatch.setattr(sandbox.owner, "launcher", lacking)
         with pytest.raises(Unsupported, match="it lets nobody"):
             sandbox.connect(80)
+
+
+def test_an_agent_that_isolates_where_nobody_comes_in_leaves_no_descriptors_of_that() -> None:
+    require("user namespaces")
+    require("bwrap")
+    outer = launchers.bubblewrap()
+    launcher = Launcher(
+        "mine",
+        outer.within,
+        show=outer.show,
+        programs=outer.programs,
+        filtered=True,
+        anew=("/run",),
+    )
+    backend = backend_of(launcher)
+    made = backend.provision(SandboxSpec())
+    try:
+        assert [] == [*made.namespace_fds]
+        names = made.namespaces()
+        assert names is not None
+        assert names["pid"] == os.stat(f"/proc/{made.pid}/ns/pid").st_ino
+        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()]
+        assert not [each for each in links if each == f"pid:[{names['pid']}]"]
+    finally:
+        made.terminate()
+        backend.close()
+
+
+def descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
 class TestReading:
