@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from ringfence.errors import (
     RingfenceError,
     Unsupported,
 )
+from ringfence.launcher import wire
 from ringfence.model import NetworkPolicy, NetworkRule
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
@@ -165,6 +167,42 @@ class TestStarting:
         with pytest.raises(Refused, match="not allowed"):
             backend.provision(SPEC)
         assert 1 == len(places)
+        backend.close()
+
+    @pytest.mark.parametrize(
+        ("said", "error", "why"),
+        [
+            (b"E1 isolation: unshare", NoIsolationError, "isolation: unshare"),
+            (b"E1 mount", IsolationError, "did not start the agent: .*mount"),
+            (b"", IsolationError, "did not start the agent: its last words"),
+        ],
+    )
+    def test_the_first_word_of_an_agent_says_whether_it_may_isolate(
+        self, said: bytes, error: type[Exception], why: str, tmp_path: Path
+    ) -> None:
+        backend = backend_of(Launcher("mine", ("x",)))
+        ours, theirs = wire.socketpair()
+        with closing(ours), (tmp_path / "says").open("w+b") as errors:
+            if said:
+                wire.send_raw(theirs, said)
+            else:
+                errors.write(b"its last words\n")
+                errors.flush()
+            theirs.close()
+            with pytest.raises(error, match=why) as refusal:
+                backend._wait_for_agent(ours, errors.fileno())
+        assert error is type(refusal.value)
+
+    def test_what_others_left_is_swept_once(
+        self, places: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        swept: list[Any] = []
+        monkeypatch.setattr(module, "start_new_thread", lambda work, _args: swept.append(work))
+        backend = backend_of(Launcher("mine", ("/no/such/launcher",)))
+        for _ in range(2):
+            failing(backend)
+        assert [place_module.sweep] == swept
+        assert 2 == len(places)
         backend.close()
 
     @pytest.mark.parametrize("fails", [True, False])
