@@ -396,6 +396,26 @@ class TestLaunchersGroups:
         layout: Any = SimpleNamespace(version=version, has=lambda name: cpu and name == "cpu")
         assert held == launcher_limits.held(layout)
 
+    def test_a_launcher_says_all_where_its_errors_go_and_begins_in_its_group(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        joined: list[int] = []
+        monkeypatch.setattr(launcher_limits, "make", lambda _group, _spec: None)
+        monkeypatch.setattr(launcher_limits, "join", lambda _group, pid: joined.append(pid))
+        nothing: Any = None
+        script = 'echo "$$ out"; echo err >&2; read -r line; echo "got $line"'
+        read, write = os.pipe()
+        os.write(write, b"input\n")
+        os.close(write)
+        with open(read, "rb") as stdin, (tmp_path / "says").open("wb") as errors:
+            process = launcher_limits.start(
+                self.group(tmp_path, "a"), nothing, ["sh", "-c", script], stdin=stdin, stderr=errors
+            )
+        assert 0 == process.wait()
+        assert [process.pid] == joined
+        said = (tmp_path / "says").read_text()
+        assert f"{process.pid} out\nerr\ngot input\n" == said, "it is what was moved"
+
     def test_a_launcher_that_cannot_join_is_ended_and_its_group_removed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
