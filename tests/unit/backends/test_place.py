@@ -140,9 +140,19 @@ def test_a_sweep_takes_what_was_left_and_neither_what_is_in_use_nor_what_is_anot
     assert before == _descriptors()
 
 
-def test_the_place_of_all_can_be_passed_through_and_not_listed() -> None:
+def test_the_place_of_all_can_be_passed_through_and_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = place.place_in, list[str]()
+
+    def place_in(shared: str, name: str, mode: int) -> str:
+        asked.append(shared)
+        return real(str(tmp_path), name, mode)
+
+    monkeypatch.setattr(place, "place_in", place_in)
     info = os.stat(place.base())
     assert (0o711, os.geteuid()) == (stat.S_IMODE(info.st_mode), info.st_uid)
+    assert ["/var/tmp"] == asked, "on disk"
 
 
 @pytest.mark.full
