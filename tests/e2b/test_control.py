@@ -439,6 +439,11 @@ async def test_a_key_of_a_request_makes_one_sandbox(ann: Client, bob: Client) ->
         for each in (ann, ann, bob)
     ]
     assert made[0] == made[1] != made[2]
+    long = {"idempotency-key": "k" * 300}
+    answers = [await ann("POST", "/sandboxes", {"timeout": 60}, headers=long) for _ in range(2)]
+    assert [201, 201] == [each.status_code for each in answers], "longer than we keep of one"
+    first, second = (each.json()["sandboxID"] for each in answers)
+    assert made[0] != first == second
 
 
 @pytest.mark.parametrize(
