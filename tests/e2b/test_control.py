@@ -611,3 +611,18 @@ async def test_each_answer_that_opens_a_sandbox_has_each_token_by_its_own_name(
             assert status == (await here.ask("GET", "/envs", headers=headers)).status_code, name
     shown = (await ann("GET", at)).json()
     assert answers["create"]["envdAccessToken"] == shown["envdAccessToken"]
+
+
+async def test_a_snapshot_that_meanwhile_is_anothers_is_not_deleted(
+    here: Here, ann: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for as the caller's, and deleted as the caller's."""
+    live = await bob.create()
+    made = await bob("POST", f"/sandboxes/{live.sandbox_id}/snapshots", {})
+    [theirs] = here.manager.snapshots("bob")
+    assert theirs.id == made.json()["snapshotID"]
+    monkeypatch.setattr(control, "_snapshot", lambda _call, _name: theirs)
+    path = f"/templates/{theirs.id}"
+    assert 404 == (await ann("DELETE", path)).status_code
+    assert [theirs] == here.manager.snapshots("bob")
+    assert 204 == (await bob("DELETE", path)).status_code

@@ -380,6 +380,42 @@ def test_a_path_that_no_file_can_have_is_not_signed(length: int, is_one: bool) -
     path = "/" + "x" * (length - 1)
     query = {"path": path, "signature": signature(tokens, live, path, "read", "", "")}
     assert is_one == ("" == tokens.signs(live, "read", query))  # type: ignore[arg-type]
+    longer = {**query, "path": f"{path}x"}
+    assert "invalid signature" == tokens.signs(live, "read", longer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("until", "is_one"), [("9" * 18, True), ("9" * 19, False), ("9" * 25, False)]
+)
+def test_a_time_that_no_clock_will_have_is_not_signed(until: str, is_one: bool) -> None:
+    tokens, live = Tokens(None), SimpleNamespace(id="ses-1", sandbox_id="sbx-1")
+    signed = signature(tokens, live, "/a", "read", "", until)
+    query = {"path": "/a", "signature": signed, "signature_expiration": until}
+    assert is_one == ("" == tokens.signs(live, "read", query))  # type: ignore[arg-type]
+
+
+def test_the_secret_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash it would otherwise be empty, or zeros that everybody can guess."""
+    directory, done = StateDirectory(str(tmp_path / "state")), list[str]()
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(fd: int) -> None:
+        done.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{fd}'))}")
+        assert 32 == os.fstat(fd).st_size
+        fsync(fd)
+
+    def replacing(source: str, target: str) -> None:
+        done.append(f"rename {os.path.basename(source)}")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", syncing)
+        patch.setattr(os, "replace", replacing)
+        Tokens(directory)
+    directory.close()
+    assert ["sync e2b.secret.new", "rename e2b.secret.new"] == done
 
 
 # -- lists ---------------------------------------------------------------------------------------
