@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from ringfence import Sandbox, SandboxSpec, Template
 from ringfence.backends.docker.backend import DockerBackend
 from ringfence.backends.gvisor.backend import GvisorBackend
 from ringfence.backends.native.backend import NativeBackend
-from ringfence.errors import Unsupported
+from ringfence.errors import IoError, Unsupported
 from ringfence.images.archive import load
 from ringfence.images.store import ImageStore
 from ringfence.model.limits import MIB, Limits
@@ -101,6 +103,27 @@ def test_the_image_is_the_root_and_two_share_it(
     assert "ID=small\n/bin/touch\n/srv/app:\nnew\n" == other.replace("\n\n", "\n")
     assert "ID=small\n" == (root / "etc/os-release").read_text()
     assert (root / "bin/touch").is_symlink()
+
+
+@pytest.mark.parametrize("where", [_docker], indirect=True, ids=lambda each: each.__name__)
+def test_an_engine_keeps_no_image_of_which_a_file_could_not_be_read(
+    create: Create, store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tar that it gets ends where a file would begin: by that alone it would be whole."""
+    load(small(Env=["GREETING=ho"]).as_layout(tmp_path / "layout"), "other:1", store=store)
+
+    def unreadable(path: Any, *args: Any) -> Any:
+        if str(path).endswith("etc/os-release"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tarfile.bltn_open", unreadable)
+        with pytest.raises(IoError, match="Input/output error"):
+            create("other:1")
+
+    with create("other:1") as control:
+        assert "ID=small\n" == control.shell("cat /etc/os-release").text
 
 
 def test_a_template_over_the_hosts_files(where: Where, store: ImageStore, tmp_path: Path) -> None:

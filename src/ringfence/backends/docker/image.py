@@ -17,13 +17,14 @@ from ..local.mounts import runtime, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from typing import Any
 
     from ..local.mounts.images import Held
 
 REPOSITORY, IMAGES = "ringfence/template", "ringfence/image"
 _ID, _STORE = "ringfence.image", "ringfence.store"  # labels
+_PIECE = 1 << 16
 OWN = ("/home", "/mnt", "/var", "/run", "/opt", "/tmp")  # whose directories are the user's
 
 
@@ -115,7 +116,7 @@ def image_from(engine: Any, held: Held, uid: int) -> str:
         ImageRefused: A link is where every program must find a directory.
         IoError: A file of it could not be read; the engine keeps no part of it.
     """
-    from docker.errors import DockerException, ImageNotFound
+    from docker.errors import ImageNotFound
 
     tag = f"{held.image.id.removeprefix('sha256:')[:24]}-{uid}"
     name = f"{IMAGES}:{tag}"
@@ -126,20 +127,31 @@ def image_from(engine: Any, held: Held, uid: int) -> str:
         _forget_removed(engine, store)
         own = dict(_own_entries(held.root, uid))
         labels = [f"LABEL {_ID}={held.image.id}", f'LABEL {_STORE}="{store.directory}"']
-        read, write = os.pipe2(os.O_CLOEXEC)
-        problems: list[Exception] = []
-        args = write, held.root, own, uid, problems
-        writer = threading.Thread(target=_write, args=args, daemon=True)
-        with open(read, "rb") as stream:
-            writer.start()
-            engine.api.import_image_from_stream(stream, name, changes=labels)
-        writer.join()
-        for exc in problems:
-            # A stream that ends between two files looks whole: it would be found by its name for ever.
-            with contextlib.suppress(DockerException):
-                engine.images.remove(name)
-            raise IoError(f"the image could not be copied into the engine: {exc}") from exc
+        with contextlib.closing(_pieces(held.root, own, uid)) as pieces:
+            engine.api.import_image_from_stream(pieces, name, changes=labels)
     return name
+
+
+def _pieces(
+    root: str, own: dict[str, tuple[Any, int, bytes]], uid: int
+) -> Generator[bytes, None, None]:
+    """Pieces of the tar stream of all files.
+
+    Raises:
+        IoError: A file could not be read. To an engine a tar stream that ends between two files is whole;
+            that this one is not it knows from the request, whose last chunk is missing.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    problems: list[Exception] = []
+    args = write, root, own, uid, problems
+    writer = threading.Thread(target=_write, args=args, daemon=True)
+    with open(read, "rb") as stream:
+        writer.start()
+        while piece := stream.read(_PIECE):
+            yield piece
+    writer.join()
+    for exc in problems:
+        raise IoError(f"the image could not be copied into the engine: {exc}") from exc
 
 
 def _forget_removed(engine: Any, store: ImageStore) -> None:
