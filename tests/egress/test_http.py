@@ -48,7 +48,7 @@ SWITCHED = (
 # Of servers' and gateways' own: all have an answer cut, coded, or written in other characters.
 HIDING = (
     *("Range", "If-Range", "Request-Range", "X-Range", "x-ms-range", "Unless-Modified-Since"),
-    *("A-IM", "Accept-Charset", "Want-Digest", "Want-Repr-Digest"),
+    *("A-IM", "IM", "Accept-Charset", "Want-Digest", "Want-Content-Digest", "Want-Repr-Digest"),
     *("Grpc-Accept-Encoding", "X-Accept-Encoding", "Sec-WebSocket-Extensions"),
 )
 
@@ -261,6 +261,12 @@ class TestRefused:
 
         assert outcome.received.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert "0.3 s" in outcome.reason
+
+    def test_another_protocol_is_told_before_its_time_is_over(self) -> None:
+        """Who speaks it waits for an answer, and says no more."""
+        for said in (b"SSH-2.0-client\r\n", b"helo a.test\r\n", b"\x00\x01"):
+            outcome = play(saying(said), nobody, a_site(limits=QUICK))
+            assert outcome.received.startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
     def test_a_head_that_drips(self) -> None:
         """The time is for all of it, not for each byte."""

@@ -17,7 +17,7 @@ from ringfence.sessions.manager import SessionManager
 
 pytestmark = pytest.mark.anyone
 
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86_400.0
 KEPT_S = 1800.0
 
 
@@ -60,6 +60,16 @@ def test_nothing_expires(jump: float, restart: bool, tmp_path: Path) -> None:
         manager.get(ended)
     manager.close()
     backend.close()
+
+
+def test_a_clock_that_was_years_behind_keeps_nothing_for_years() -> None:
+    """A machine without a battery boots in 1970: what is old then is told by its clock of now."""
+    clock = FakeClock()
+    clock.first_ahead_s = clock.ahead_s
+    for jump, less in ((0.0, 0.0), (-DAY, 0.0), (DAY / 2, DAY / 2), (DAY, DAY), (20_000 * DAY, DAY)):
+        clock.on_the_wall += jump
+        assert clock.wall() - 60.0 - less == pytest.approx(clock.ago(60.0))
+        clock.on_the_wall -= jump
 
 
 class _Interrupted(FakeClock):

@@ -24,6 +24,7 @@ from ringfence.errors import (
 from ringfence.model.acquire import AcquireOptions
 from ringfence.model.calls import parse_network
 from ringfence.model.client_session import SessionState
+from ringfence.model.execs.exec import ExecRequest
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
 from ringfence.sessions import eviction, liveness, snapshots
@@ -352,6 +353,19 @@ def test_a_restore_in_place_that_fails_once_is_tried_again(
             eviction.evict(manager, live, {}, Noted())
     assert "active" == live.state
     assert 0 == live.sandbox.exec(["true"]).exit_code
+
+
+def test_what_runs_and_is_not_waited_for_is_no_reason_to_stay(
+    manager: SessionManager, live: Live
+) -> None:
+    """It is taken along, or refused by whoever carries it; only a client that is served waits."""
+    run = live.watched.start(ExecRequest(("sleep", "600")))
+    assert live.use.busy
+    assert not live.use.is_attended
+    assert eviction.evict(manager, live, {}, Noted()) == eviction.snapshot_of(
+        manager, live.sandbox_id
+    )
+    run.close()
 
 
 def test_one_that_ended_meanwhile_is_not_saved(manager: SessionManager, live: Live) -> None:

@@ -60,6 +60,7 @@ def held(manager: SessionManager, backend: Unconfined) -> dict[str, int]:
         "sessions": len(store.sessions(states=("active", "detached", "suspended"))),
         "entries": len(index._sessions) + len(index._sandboxes) + len(index._keys),
         "shares": index._of_client.total() + len(index._making),
+        "clients that are counted": len(index._of_client),
         "turns": len(manager.keys._turns),
         "undying": len(manager.maker.undying),
         "on the shelf": manager.pool.size,

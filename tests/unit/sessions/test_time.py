@@ -130,6 +130,15 @@ def test_a_counter_that_cannot_be_read_says_nothing() -> None:
     assert 3.0 == activity.unused_s(3.0)
 
 
+def test_use_is_seen_across_a_reading_that_failed() -> None:
+    activity = Activity(0.0)
+    activity.look(1.0, busy=False, cpu_ns=0)
+    activity.look(2.0, busy=False, cpu_ns=None)
+    activity.look(3.0, busy=False, cpu_ns=10**9)
+
+    assert 0.0 == activity.unused_s(3.0)
+
+
 @given(st.lists(st.tuples(st.floats(0, 1000), st.booleans(), st.floats(0, 2)), max_size=30))
 def test_it_was_never_used_later_than_now(looks: list[tuple[float, bool, float]]) -> None:
     seen = Seen()
