@@ -176,6 +176,20 @@ def test_the_parts_of_a_basic_credential() -> None:
     assert f"user ******* {'*' * len(secret)}".encode() == out
 
 
+@pytest.mark.parametrize(
+    ("parts", "shown"), [("user:abcd", "user ****"), ("user:abc", "user abc"), ("user:", "user ")]
+)
+def test_a_password_that_is_everywhere_is_not_looked_for(parts: str, shown: str) -> None:
+    """Nor is what only looks like both parts of one; what was given itself is hidden in any case."""
+    secret = base64.b64encode(parts.encode()).decode()
+    scrubber = Scrubber(Forms(spellings(secret)))
+
+    assert shown.encode() == scrubber.whole(" ".join(parts.split(":")).encode())
+    whole = b"*" * len(parts) if "*" in shown else parts.encode()
+    assert whole == scrubber.whole(parts.encode())
+    assert b"*" * len(secret) == scrubber.whole(secret.encode())
+
+
 def test_secrets_are_not_shown() -> None:
     assert "hunter2" not in repr(Scrubber(Forms([b"hunter2"])))
     assert "Secrets(KEY)" == repr(Secrets({"KEY": "hunter2"}))

@@ -15,6 +15,7 @@ from tests.unit.sessions.timing import FakeClock
 
 from ringfence.errors import (
     InvalidRequest,
+    IoError,
     LifecycleError,
     QuotaExceeded,
     ResourceExhausted,
@@ -175,6 +176,29 @@ def test_a_key_is_its_clients_alone_and_for_one_request(manager: SessionManager)
         new(manager, key="k", require_fresh=True)
     specs = [SandboxSpec(secrets={"TOKEN": value}) for value in ("one", "two")]
     assert 2 == len({digest_of(spec, AcquireOptions()) for spec in specs})
+
+
+@pytest.mark.parametrize(("verb", "before"), [("suspend", "active"), ("resume", "suspended")])
+def test_one_whose_backend_refuses_stays_in_its_state(
+    manager: SessionManager, verb: str, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that runs would be taken for frozen, and never be idle."""
+    live = new(manager)
+    if "suspended" == before:
+        manager.suspend(live.id)
+
+    def fail() -> None:
+        raise IoError("the kernel does not")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.inner, verb, fail)
+        with pytest.raises(IoError, match="does not"):
+            getattr(manager, verb)(live.id)
+    record = manager.store.session(live.id)
+    assert record is not None
+    assert (before, before) == (live.state, record.state)
+    getattr(manager, verb)(live.id)
+    assert before != live.state
 
 
 # -- what is asked for --------------------------------------------------------------------------
