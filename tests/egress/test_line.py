@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,13 @@ import pytest
 
 from ringfence import NetworkPolicy
 from ringfence.egress.host import line as line_module
+from ringfence.egress.host.client import Egress
 from ringfence.egress.host.line import Line, _Answer, _is_stopped
+from ringfence.egress.host.served import Served
 from ringfence.errors import NetworkPolicyError
+from ringfence.model.net.netlog import NetworkEvent
+from ringfence.model.net.rules import NetworkRule
+from tests.held import Held, HeldError, state_of
 
 pytestmark = pytest.mark.anyone
 
@@ -294,3 +299,76 @@ def test_one_that_was_closed_serves_nothing_and_keeps_no_socket() -> None:
             ask()
     with pytest.raises(NetworkPolicyError, match="was closed"):
         line.make_authority(["a.test"])
+
+
+BODY: dict[str, Any] = {"id": "sbx-1", "port": 1}
+EVENT = NetworkEvent(
+    time=1.0, sandbox_id="sbx-1", kind="tcp", host="a.test", port=443, allowed=True
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda line: line.serve(BODY, []),
+        lambda line: line.change(BODY),
+        lambda line: line.settle("sbx-1"),
+        lambda line: line.drop("sbx-1"),
+        lambda line: line.relay(BODY, []),
+        lambda line: line.served("sbx-1"),
+        lambda line: line.make_authority([]),
+        lambda line: line.close(),
+    ],
+    ids=["serve", "change", "settle", "drop", "relay", "served", "authority", "close"],
+)
+def test_callers_take_their_turn(
+    line: Line, call: Callable[[Line], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that send at once would mix their messages with what is remembered of them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(line, "_lock", Held(line._lock))
+        before = state_of(line, "_lock")
+        with pytest.raises(HeldError):
+            call(line)
+        assert before == state_of(line, "_lock")
+    line.flush()
+
+
+@pytest.mark.parametrize("verb", ["add", "inherit"])
+def test_the_record_of_a_sandbox_is_written_by_one_at_a_time(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, before = Served(BODY, []), Served(BODY, [])
+    before.add(EVENT)
+    what: Any = EVENT if "add" == verb else before
+    with monkeypatch.context() as patch:
+        patch.setattr(served, "_lock", Held(served._lock))
+        was = state_of(served, "_lock")
+        with pytest.raises(HeldError):
+            getattr(served, verb)(what)
+        assert was == state_of(served, "_lock")
+    getattr(served, verb)(what)
+    assert [EVENT] == served.events()
+    assert 1 == served.allowed
+
+
+@pytest.mark.parametrize("verb", ["serve", "drop", "relay", "close", "expect"])
+def test_which_process_has_a_sandbox_is_looked_up_by_one_at_a_time(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    egress = Egress()
+    policy = NetworkPolicy(rules=(NetworkRule("a.test", methods=("GET",)),))
+    calls: dict[str, Callable[[], object]] = {
+        "serve": lambda: egress.serve("sbx-1", policy, {}, None, []),
+        "drop": lambda: egress.drop("sbx-1"),
+        "relay": lambda: egress.relay("sbx-1", 1, -1, -1),
+        "close": egress.close,
+        "expect": lambda: egress.expect(policy),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(egress, "_lock", Held(egress._lock))
+        before = state_of(egress, "_lock")
+        with pytest.raises(HeldError):
+            calls[verb]()
+        assert before == state_of(egress, "_lock")
+    egress.close()
