@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "last event": (Events, "_lock", 0, lambda events: events.last),
     "events since": (Events, "_lock", 0, lambda events: events.since(0)),
     "listen": (Events, "_lock", 0, lambda events: events.listen(print)),
+    "listen no more": (Events, "_lock", 1, lambda events: events.listen(print)()),
     "keep": (EndedSandboxes, "_lock", 0, lambda ended: ended.keep(GONE)),
     "find ended": (EndedSandboxes, "_lock", 0, lambda ended: ended.find("sbx-1")),
     "begin a call": (lambda: Use(list), "_lock", 0, lambda use: use.__enter__()),
