@@ -108,6 +108,7 @@ CASES: dict[str, Case] = {
     "running no more": (lambda: Use(list), "_lock", 1, lambda use: use.running),
     "attended": (lambda: Use(list), "_lock", 0, lambda use: use.is_attended),
     "turn": (Keys, "_lock", 0, _turn),
+    "turn that ends": (Keys, "_lock", 1, _turn),
     "incoming": (lambda: Places(None), "_lock", 0, lambda places: places.count_incoming("ann", 1)),
     "place": (lambda: Places(None), "_lock", 0, lambda places: places.path("x")),
     "size": (_pool, "_changed", 0, lambda pool: pool.size),
