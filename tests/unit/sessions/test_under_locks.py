@@ -119,6 +119,7 @@ CASES: dict[str, Case] = {
     "change": (_pool, "_changed", 0, lambda pool: pool.change(PoolConfig(enabled=False))),
     "wake": (_pool, "_changed", 0, lambda pool: pool.wake()),
     "close pool": (_pool, "_changed", 0, lambda pool: pool.close()),
+    "close its timer": (_pool, "_changed", 1, lambda pool: pool.close()),
     "expire": (_pool, "_changed", 0, lambda pool: pool._take_expired()),
     "begin": (_pool, "_changed", 0, lambda pool: pool._begin(False)),
     "finish": (_pool, "_changed", 0, lambda pool: pool._finish("default", None)),
