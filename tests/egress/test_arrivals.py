@@ -422,6 +422,22 @@ def test_what_waits_for_a_host_that_does_not_read_is_bounded_but_for_answers(
     loop.close()
 
 
+def test_a_host_that_is_gone_is_noticed_by_who_tells_it_something() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended: list[bool] = []
+    loop = Loop()
+    told = Control(
+        loop, wire.Socket(fileno=ours.detach()), lambda *_: None, lambda: ended.append(True)
+    )
+    told.tell({"number": 1})
+    assert [] == ended
+    theirs.close()
+    told.tell({"number": 2})
+    assert [True] == ended, "at once, and not when it is heard"
+    told._socket.close()
+    loop.close()
+
+
 def event(number: int, *, allowed: bool, kind: str = "tcp", port: int = 80) -> NetworkEvent:
     return NetworkEvent(
         kind=kind,

@@ -89,6 +89,16 @@ def test_all_that_waits_for_the_rate_goes_on(loop: Loop) -> None:
     assert {0, 1, 2, 3} == set(done)
 
 
+def test_all_that_waits_for_the_rate_has_one_timer(loop: Loop) -> None:
+    meter = Meter(loop, bytes_per_s=1)
+    meter.count(100)
+    before = len(loop._timers)
+    for _ in range(50):
+        assert 0 >= meter.grant(10, lambda: None)
+
+    assert (before + 1, 50) == (len(loop._timers), len(meter._waiting))
+
+
 def test_the_total_is_never_passed(loop: Loop) -> None:
     meter = Meter(loop, total_bytes=100)
     assert 60 == meter.grant(60, pytest.fail)

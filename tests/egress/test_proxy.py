@@ -209,3 +209,16 @@ def test_who_says_nothing_is_not_on_record(scene: Scene) -> None:
     assert b"" == scene.say(3128, [])
     assert [] == scene.events
     assert 0 == scene.commons.connections
+
+
+def test_a_connection_that_is_kept_ready_ends_after_the_time_of_its_policy(scene: Scene) -> None:
+    scene.change(NetworkPolicy.parse("a.test").altered(limits=NetworkLimits(idle_s=0.05)))
+    with scene.begin(3128, b"") as client:
+        for _ in range(500):
+            if not scene.sandbox.connections:
+                break
+            scene.settle()
+        assert 0 == scene.commons.connections
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert "nothing for 0.05 s" == scene.events[-1]["reason"]
