@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import socket
 import subprocess
@@ -104,6 +105,49 @@ def test_it_may_read_what_a_resolver_reads_and_write_nothing_there(tmp_path: Pat
     )
 
     assert ["opened", "opened", "opened", "Permission denied"] == run.stdout.splitlines()
+
+
+_CONFIGURED = """
+import os, sys
+sys.path[:0] = [{source!r}]
+from ringfence.egress import confine
+def tried():
+    try: os.close(os.open({place!r}, os.O_RDONLY))
+    except OSError as exc: return exc.strerror
+    return "opened"
+confine._configured = lambda: [{configured!r}]
+print(tried())
+assert confine._restrict_files()
+print(tried())
+"""
+
+
+@pytest.mark.skipif(landlock.abi_version() < 1, reason="needs Landlock")
+@pytest.mark.parametrize("is_root", [False, True])
+def test_configuration_beside_the_root_opens_not_all_there_is(
+    tmp_path: Path, is_root: bool
+) -> None:
+    """Where /etc/resolv.conf leads to a file in / itself, that is no reason to read every other."""
+    place = tmp_path / "file"
+    place.touch()
+    configured = "/" if is_root else str(tmp_path)
+    code = _CONFIGURED.format(source=str(SOURCE), place=str(place), configured=configured)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    after = "Permission denied" if is_root else "opened"
+    assert ["opened", after] == run.stdout.splitlines()
+
+
+def test_it_leaves_no_core_and_has_all_descriptors_that_it_may(line: Line) -> None:
+    """A core would have the secrets of every sandbox."""
+    limits = Path(f"/proc/{line.pid}/limits").read_text().splitlines()
+    found = {text[:26].strip(): text[26:].split()[:2] for text in limits}
+
+    assert ["0", "0"] == found["Max core file size"]
+    soft, hard = found["Max open files"]
+    assert soft == hard == str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def test_others_of_its_uid_cannot_look_into_it(line: Line) -> None:
