@@ -179,6 +179,7 @@ def test_neither_side_is_waited_for_without_end_where_only_tls_may_be_spoken(
     assert b"" == scene._hear(), "the server is told nothing before it spoke"
     (reason,) = ends(scene)
     assert ("TLS may be spoken" if said else "not enough within") in reason
+    assert [False] == [each["allowed"] for each in scene.events if each["kind"] != "dns"]
 
 
 @pytest.mark.anyone

@@ -97,6 +97,20 @@ def test_who_ends_before_it_has_said_anything_is_not_waited_for(make: Make) -> N
     assert "the client ended before its protocol was known" == scene.events[-1]["reason"]
 
 
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_where_requests_are_judged_nothing_is_dialled_for_who_says_nothing(
+    make: Make, is_judged: bool
+) -> None:
+    """A server is told of a connection only once a request to it is allowed."""
+    scene = make(*(JUDGED if is_judged else ()), header_s=0.1)
+    with scene.begin(443, b"") as client:
+        event = ended(scene)
+        assert is_reset(client)
+    assert is_judged == (not scene.dialled)
+    assert not event["allowed"]
+    assert "not enough within 0.1 s to detect the protocol" == event["reason"]
+
+
 @pytest.mark.parametrize(
     ("port", "said", "reason"),
     [

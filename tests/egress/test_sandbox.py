@@ -25,7 +25,8 @@ from tests.egress.scene import tcp_pair
 POLICIES = [
     NetworkPolicy.none(),
     NetworkPolicy.parse(
-        "a.test,*.b.test:443,!x.b.test,10.0.0.0/8:5432,[2001:db8::1]:80,2001:db8::/32"
+        "a.test,*.b.test:443,!x.b.test,10.0.0.0/8:5432,[2001:db8::1]:80,2001:db8::/32,"
+        "fd00::1,[fd00::2]:80,fe80::/10"
     ),
     NetworkPolicy(
         allowed_hosts=("a.test",),
