@@ -324,12 +324,21 @@ def test_what_changes_during_the_first_look_is_noticed(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    watch, look = routes.watch_routes, routes.local_networks
-    monkeypatch.setattr(routes, "watch_routes", lambda: (done.append("watch"), watch())[1])
-    monkeypatch.setattr(routes, "local_networks", lambda: (done.append("look"), look())[1])
+
+    def noted(name: str) -> Any:
+        real = getattr(routes, name)
+
+        def call() -> Any:
+            done.append(name)
+            return real()
+
+        return call
+
+    for name in ("watch_routes", "local_networks"):
+        monkeypatch.setattr(routes, name, noted(name))
     OwnAddresses(loop, lambda: None).close()
 
-    assert ["watch", "look"] == done
+    assert ["watch_routes", "local_networks"] == done
 
 
 def test_the_routes_are_those_of_the_kernel() -> None:

@@ -24,7 +24,7 @@ logger = logging.getLogger("ringfence.sessions")
 # Looking at a sandbox may block while it is slow to answer: that must not hold up the others.
 _HANDS = 4
 _LEAST_DUE = 64
-_AFTER_FAULT_S = 1.0  # a session whose look raised what it must not is looked at again, but not at once
+_AFTER_FAULT_S = 1.0  # one whose look raised what it must not is not looked at again at once
 _GRAIN_S = 0.02  # sessions that are due this close together are looked at together
 
 

@@ -66,7 +66,13 @@ def test_a_clock_that_was_years_behind_keeps_nothing_for_years() -> None:
     """A machine without a battery boots in 1970: what is old then is told by its clock of now."""
     clock = FakeClock()
     clock.first_ahead_s = clock.ahead_s
-    for jump, less in ((0.0, 0.0), (-DAY, 0.0), (DAY / 2, DAY / 2), (DAY, DAY), (20_000 * DAY, DAY)):
+    for jump, less in (
+        (0.0, 0.0),
+        (-DAY, 0.0),
+        (DAY / 2, DAY / 2),
+        (DAY, DAY),
+        (20_000 * DAY, DAY),
+    ):
         clock.on_the_wall += jump
         assert clock.wall() - 60.0 - less == pytest.approx(clock.ago(60.0))
         clock.on_the_wall -= jump

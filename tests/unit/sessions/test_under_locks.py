@@ -62,6 +62,10 @@ def _turn(keys: Keys) -> None:
         pass
 
 
+def _use() -> Use:
+    return Use(lambda: None)
+
+
 def _pool() -> Pool:
     def build(profile: str) -> PooledSandbox:
         warm: Any = SimpleNamespace(alive=True, fits=lambda _: True)
@@ -100,13 +104,13 @@ CASES: dict[str, Case] = {
     "listen no more": (Events, "_lock", 1, lambda events: events.listen(print)()),
     "keep": (EndedSandboxes, "_lock", 0, lambda ended: ended.keep(GONE)),
     "find ended": (EndedSandboxes, "_lock", 0, lambda ended: ended.find("sbx-1")),
-    "begin a call": (lambda: Use(list), "_lock", 0, lambda use: use.__enter__()),
-    "end a call": (lambda: Use(list), "_lock", 0, lambda use: use.__exit__()),
-    "exec": (lambda: Use(list), "_lock", 0, lambda use: use.started(THING)),
-    "stream": (lambda: Use(list), "_lock", 0, lambda use: use.opened(THING)),
-    "running": (lambda: Use(list), "_lock", 0, lambda use: use.running),
-    "running no more": (lambda: Use(list), "_lock", 1, lambda use: use.running),
-    "attended": (lambda: Use(list), "_lock", 0, lambda use: use.is_attended),
+    "begin a call": (_use, "_lock", 0, lambda use: use.__enter__()),
+    "end a call": (_use, "_lock", 0, lambda use: use.__exit__()),
+    "exec": (_use, "_lock", 0, lambda use: use.started(THING)),
+    "stream": (_use, "_lock", 0, lambda use: use.opened(THING)),
+    "running": (_use, "_lock", 0, lambda use: use.running),
+    "running no more": (_use, "_lock", 1, lambda use: use.running),
+    "attended": (_use, "_lock", 0, lambda use: use.is_attended),
     "turn": (Keys, "_lock", 0, _turn),
     "turn that ends": (Keys, "_lock", 1, _turn),
     "incoming": (lambda: Places(None), "_lock", 0, lambda places: places.count_incoming("ann", 1)),
