@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -193,6 +194,31 @@ def test_without_descriptors_a_connection_waits_and_is_served_later(
             scene.settle()
         scene.settle()
         assert RAW == scene._hear()
+
+
+@pytest.mark.parametrize(
+    ("number", "waits"),
+    [
+        *((number, True) for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)),
+        (errno.ECONNABORTED, False),
+    ],
+)
+def test_only_want_of_room_puts_arrivals_off(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: int, waits: bool
+) -> None:
+    """One that has gone meanwhile is no reason to let the next one wait; a full host is one."""
+    scene, asked, later = make(), list[None](), list[float]()
+
+    def accept() -> None:
+        asked.append(None)
+        raise OSError(number, "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.sandbox, "_listener", SimpleNamespace(_accept=accept))
+        patch.setattr(scene.loop, "later", lambda delay_s, _: later.append(delay_s))
+        scene.sandbox._on_connection()
+    expected = (1, [sandboxes._PATIENCE_S]) if waits else (sandboxes._TURN, [])
+    assert expected == (len(asked), later)
 
 
 def test_more_than_are_accepted_in_one_turn_are_served_without_a_further_event(make: Make) -> None:

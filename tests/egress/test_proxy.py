@@ -211,6 +211,14 @@ def test_who_says_nothing_is_not_on_record(scene: Scene) -> None:
     assert 0 == scene.commons.connections
 
 
+@pytest.mark.parametrize("method", [b"HEAD", b"GET"])
+def test_a_refusal_of_head_has_no_body_at_the_proxy_either(scene: Scene, method: bytes) -> None:
+    with scene.begin(3128, method + b" http://c.test/ HTTP/1.1\r\nHost: c.test\r\n\r\n") as client:
+        told = all_of(scene, client)
+    assert told.startswith(b"HTTP/1.1 403 ")
+    assert (b"HEAD" == method) == told.endswith(b"\r\n\r\n")
+
+
 def test_a_connection_that_is_kept_ready_ends_after_the_time_of_its_policy(scene: Scene) -> None:
     scene.change(NetworkPolicy.parse("a.test").altered(limits=NetworkLimits(idle_s=0.05)))
     with scene.begin(3128, b"") as client:
