@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringfence.egress.http.exchange import BrokenOff
+from ringfence.egress.http.head import parse_request
+from ringfence.egress.http.scrub import Secrets
 from ringfence.egress.http.site import Site
 from ringfence.egress.io.loop import sleep
 from ringfence.egress.io.streams import SocketStream
@@ -539,9 +541,36 @@ class TestWebSockets:
 SECRETS = {"KEY": "hunter2-and-more"}
 
 
+@pytest.mark.parametrize("host", ["1.test", "127.test", "3com.test", "10.0.0.1.test"])
+def test_a_name_that_begins_like_an_address_is_judged_as_a_name(host: str) -> None:
+    """Rules about addresses allow whatever is said; those about names do not."""
+    site = a_site(NetworkRule(host, methods=("GET",)), host=host)
+    to_it = f"Host: {host}".encode()
+    site.admit(parse_request(head(host=to_it)))
+    with pytest.raises(Refused, match="no rule allows POST"):
+        site.admit(parse_request(head(host=to_it, start=b"POST / HTTP/1.1")))
+    for literal in ("10.0.0.1", "127.0.0.1"):
+        to_it = f"Host: {literal}".encode()
+        request = parse_request(head(host=to_it, start=b"POST / HTTP/1.1"))
+        assert [] == a_site(NetworkRule("a.test"), host=literal).admit(request)
+
+
 class TestSecrets:
     def site(self) -> Site:
         return a_site(secrets=SECRETS)
+
+    def test_the_answer_is_searched_for_what_went_with_the_request(self) -> None:
+        """Secrets that are changed while a server is dialled are those of the next request."""
+        site, shown = self.site(), SECRETS["KEY"].encode()
+        later = Secrets({"KEY": "another-one"})
+        site.admit(parse_request(head()))
+        site.renew(site.judge, later)
+        assert b"*" * len(shown) == site.scrubber().whole(shown)
+        assert b"another-one" == site.scrubber().whole(b"another-one")
+        before = self.site()
+        before.renew(before.judge, later)
+        before.admit(parse_request(head()))
+        assert b"*" * 11 == before.scrubber().whole(b"another-one")
 
     @pytest.mark.parametrize("cut", range(1, 15, 3))
     def test_a_secret_that_comes_back_does_not_arrive(self, cut: int) -> None:

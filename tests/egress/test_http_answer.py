@@ -95,6 +95,29 @@ def test_the_client_is_told_that_the_connection_ends() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Connection", "Keep-Alive", "Proxy-Connection", "Upgrade", "Trailer", "proxy_connection"],
+)
+def test_what_a_server_says_of_its_connection_is_not_told(name: str) -> None:
+    given_ = parse_answer(said(f"{name}: theirs".encode(), b"Content-Length: 5", b"X: y"))
+
+    assert said(b"X: y", b"Content-Length: 5", b"Connection: close") == http_onward.answer(
+        given_, 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "has_length"),
+    [("POST", True), ("PUT", True), ("PATCH", True), ("GET", False), ("DELETE", False)],
+)
+def test_where_a_body_is_expected_none_is_told_as_none(method: str, has_length: bool) -> None:
+    """Servers wait for it otherwise, or answer that a length is required."""
+    request = parse_request(head(start=f"{method} / HTTP/1.1".encode()))
+
+    assert has_length == (b"\r\nContent-Length: 0\r\n" in http_onward.request(request))
+
+
 def test_a_length_without_a_body_stays() -> None:
     given_ = parse_answer(said(b"Content-Length: 5"))
 

@@ -96,6 +96,22 @@ def test_a_client_finds_its_own_and_public_ones(shared: SharedTemplates) -> None
         assert "" == found(name, "ann")
 
 
+def test_no_name_leads_out_of_a_clients_own_place(shared: SharedTemplates) -> None:
+    """A name becomes a part of a path in the store."""
+    put(shared, template("web"), template("web", "bob"))
+    assert shared.find("web", "bob") is not None
+    own, other = short("bob"), short("ann")
+    for name in (
+        f"../{other}/web",
+        f"x/../../{other}/web",
+        f"web/../../{other}/web",
+        f"../{own}/web",
+    ):
+        assert shared.find(name, "bob") is None
+    for name in ("web\n", "web/", "web/.", "./web", "w" * 64):
+        assert shared.find(name, "bob") is None
+
+
 def test_ones_own_comes_before_a_public_one_of_its_name(shared: SharedTemplates) -> None:
     put(shared, template("same", "bob", public=1), template("same"))
 

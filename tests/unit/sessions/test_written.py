@@ -108,6 +108,22 @@ def test_a_time_to_live_is_written_in_nanoseconds(manager: SessionManager, live:
     assert 1296.75 == live.expires
 
 
+def test_a_time_to_live_that_cannot_be_written_is_as_it_was(
+    manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.extend(live.id, 60.0)
+    before = live.expires
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageFull("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager.store, "change_sandbox", full)
+        with pytest.raises(StorageFull):
+            manager.extend(live.id, 600.0)
+    assert before == live.expires
+
+
 def test_a_changed_name_and_changed_labels_are_written_together(
     manager: SessionManager, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
