@@ -601,3 +601,29 @@ def test_a_log_is_read_in_whole_lines_from_the_beginning_of_one() -> None:
             made.read_log("b", offset, 100)
     made.close()
     assert not os.path.exists(made._path)
+
+
+def test_a_client_has_so_many_templates_and_not_one_more(tmp_path: Path) -> None:
+    with machine(tmp_path / "one", templates=2) as made:
+        templates = made.templates
+        for name in ("a", "b", "a"):
+            templates.reserve(name, "ann", ["default"])
+        with pytest.raises(QuotaExceeded, match="has 2 templates, of at most 2"):
+            templates.reserve("c", "ann", ["default"])
+        templates.reserve("c", "bob", ["default"])
+        assert ["a", "b"] == sorted(each.name for each in templates.records.every("ann"))
+        templates.delete("a", "ann")
+        templates.reserve("c", "ann", ["default"])
+
+
+def test_a_template_that_is_deleted_has_no_turn_any_more(templates: Templates) -> None:
+    """Else it would count among those of its client that wait."""
+    for name in ("a", "b"):
+        _, build = templates.reserve(name, "ann", ["default"])
+        with templates.changed:
+            templates.records.change_build(build.id, status=WAITING)
+            templates._waiting.append(("ann", build.id))
+    templates.delete("a", "ann")
+    assert [("ann", build.id)] == templates._waiting
+    templates.delete("b", "ann")
+    assert [] == templates._waiting
