@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ringfence.egress import dial
 from ringfence.egress.dial import connect
 from ringfence.egress.io.loop import Deadline, Loop, sleep
 
@@ -78,6 +79,28 @@ def test_one_that_is_silent_does_not_hold_up_the_next(
     sock.close()
     assert "127.0.0.1" == address
     assert time.monotonic() - started > 0.2
+
+
+def test_after_one_that_refuses_the_next_is_tried_at_once(
+    loop: Loop, server: socket.socket, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while an earlier one is still silent."""
+    wait = dial._wait
+    monkeypatch.setattr(dial, "_STAGGER_S", 0.05)
+
+    async def noted(seconds: float | None) -> None:
+        monkeypatch.setattr(dial, "_STAGGER_S", 60.0)  # for all but the first
+        await wait(seconds)
+
+    monkeypatch.setattr(dial, "_wait", noted)
+
+    async def main() -> tuple[socket.socket, str]:
+        with Deadline(20.0):
+            return await connect(v4(full, "127.0.0.5", "127.0.0.1"), server.getsockname()[1])
+
+    sock, address = loop.run_until_done(main())
+    sock.close()
+    assert "127.0.0.1" == address
 
 
 def test_a_deadline_leaves_nothing_open(loop: Loop, server: socket.socket, full: str) -> None:

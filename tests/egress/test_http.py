@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringfence.egress.http.exchange import BrokenOff
+from ringfence.egress.http.exchange import BrokenOff, exchange
 from ringfence.egress.http.head import parse_request
 from ringfence.egress.http.scrub import Secrets
 from ringfence.egress.http.site import Site
@@ -410,13 +412,37 @@ class TestServersThatFail:
             raise ConnectionRefusedError(111, "Connection refused")
 
         async def middle(stream: Stream, site: Site, _reach: object) -> None:
-            from ringfence.egress.http.exchange import exchange
-
             await exchange(stream, site, unreachable)
 
         outcome = play(saying(head()), nobody, a_site(), middle)
 
         assert "cannot be reached: Connection refused" in outcome.reason
+        assert outcome.received.startswith(b"HTTP/1.1 502 ")
+
+    def test_a_server_whose_host_is_gone_is_told_as_such(self) -> None:
+        """The kernel gives up on it in its own time, which is not ours that is over."""
+
+        class Gone:
+            def __init__(self, stream: Stream) -> None:
+                self._stream = stream
+
+            async def read(self, _most: int) -> bytes:
+                raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._stream, name)
+
+        async def middle(
+            stream: Stream, site: Site, reach: Callable[[], Awaitable[Stream]]
+        ) -> None:
+            async def reach_it() -> Stream:
+                return Gone(await reach())
+
+            await exchange(stream, site, reach_it)
+
+        outcome = play(saying(head()), answering(ANSWER), a_site(limits=QUICK), middle)
+
+        assert "the server closed the connection: Connection timed out" == outcome.reason
         assert outcome.received.startswith(b"HTTP/1.1 502 ")
 
     def test_a_server_that_never_answers(self) -> None:
