@@ -94,13 +94,14 @@ def test_after_one_that_refuses_the_next_is_tried_at_once(
 
     monkeypatch.setattr(dial, "_wait", noted)
 
-    async def main() -> tuple[socket.socket, str]:
+    async def main() -> str:
         with Deadline(20.0):
-            return await connect(v4(full, "127.0.0.5", "127.0.0.1"), server.getsockname()[1])
+            places = v4(full, "127.0.0.5", "127.0.0.1")
+            sock, address = await connect(places, server.getsockname()[1])
+        sock.close()
+        return address
 
-    sock, address = loop.run_until_done(main())
-    sock.close()
-    assert "127.0.0.1" == address
+    assert "127.0.0.1" == loop.run_until_done(main())
 
 
 def test_a_deadline_leaves_nothing_open(loop: Loop, server: socket.socket, full: str) -> None:
