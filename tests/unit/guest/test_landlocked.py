@@ -10,18 +10,23 @@ import socket
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.linux.child import result_of
 
 from ringfence.guest.without_namespaces import landlocked
 from ringfence.guest.without_namespaces.landlocked import LandlockAgent, LandlockTags
 from ringfence.launcher import wire
-from ringfence.launcher.pid1 import processes, terminals
+from ringfence.launcher.pid1 import notifications, processes, terminals
+from ringfence.linux import libc as linux_libc
+from ringfence.linux import privileges, seccomp
+from ringfence.linux.landlock import abi_version
+from ringfence.policy.landlock import plan_landlock
 
 PLACES = [("/root/home", "/own/home"), ("/root/tmp", "/own/tmp")]
 
@@ -189,6 +194,57 @@ def test_a_guardian_of_root_has_no_rights_left(uid: int) -> None:
     number = str(uid if uid > 0 else 0)
     assert ([number] * 4, [number] * 4) == (found["Uid"], found["Gid"])
     assert uid < 0 or [] == found["Groups"]
+
+
+@pytest.mark.anyone
+@pytest.mark.parametrize("is_confined", [True, False])
+def test_the_domain_of_an_exec_alone(tmp_path: Path, is_confined: bool) -> None:
+    """Without that of the agent, and without the filters: what keeps execs from each other, and from ports."""
+    abi = abi_version()
+    if abi < 6:
+        pytest.skip("needs Landlock that judges signals, Linux 6.12")
+    plan = plan_landlock(abi, writable=[], network=False)
+    code = notifications.program(
+        [([(0, linux_libc.number("sethostname"))], seccomp.RET_ERRNO | errno.EXDEV)]
+    )
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+
+    def attempts() -> dict[str, int]:
+        before = len(os.listdir("/proc/self/fd"))
+        privileges.set_no_new_privs()
+        if is_confined:
+            landlocked.confine((plan.handled_fs, plan.handled_net, plan.scoped, abi), code)
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def port() -> None:
+            with socket.socket() as sock:
+                sock.bind(("127.0.0.1", 0))
+
+        return {
+            "signal": number(os.kill, os.getppid(), 0),
+            "port": number(port),
+            "rename": number(os.rename, tmp_path / "one/file", tmp_path / "two/moved"),
+            "write": number((tmp_path / "one/new").touch),
+            "filter": ctypes.get_errno() if libc.sethostname(b"", -1) < 0 else 0,
+            "left open": len(os.listdir("/proc/self/fd")) - before,
+        }
+
+    def number(function: Callable[..., object], *arguments: object) -> int:
+        try:
+            function(*arguments)
+        except OSError as exc:
+            return exc.errno or 0
+        return 0
+
+    found = result_of(attempts)
+    refused = {"signal": errno.EPERM, "port": errno.EACCES, "filter": errno.EXDEV}
+    allowed = {"rename": 0, "write": 0, "left open": 0}
+    if not is_confined:
+        refused = {"signal": 0, "port": 0, "filter": found["filter"]}
+        assert errno.EXDEV != found["filter"]
+    assert {**refused, **allowed} == found
 
 
 @pytest.mark.root

@@ -806,6 +806,27 @@ def test_as_many_forks_as_there_is_room_for(
 
 
 @pytest.mark.anyone
+def test_processes_that_have_ended_make_room_once_there_is_none_left(tmp_path: Path) -> None:
+    attempts = {"helpers": FORK, "numbers": "[number(forked) for _ in range(5)]"}
+    body = (
+        "counts = [3, 3, 4, 5, 2]\nforks._count = lambda: counts.pop(0) if counts else 1000\n"
+        "forks._room = 1\n"
+    )
+    found = answers(tmp_path, attempts, most=4, before=body)
+
+    no = errno.EAGAIN
+    assert {"numbers": [0, 0, no, no, 0]} == found, "the caller has taken the room that there was"
+
+
+@pytest.mark.anyone
+def test_a_question_that_is_gone_is_answered_by_nobody(tmp_path: Path) -> None:
+    """Its caller has ended, or was interrupted: the agent goes on with the next."""
+    after = "questions.fd = os.pipe()[0]; results['gone'] = questions.serve_one()"
+
+    assert {"nothing": 0, "gone": None} == answers(tmp_path, {"nothing": "0"}, after)
+
+
+@pytest.mark.anyone
 def test_forks_of_the_agent_itself_take_room(tmp_path: Path) -> None:
     attempts = {"helpers": FORK, "numbers": "[number(forked) for _ in range(4)]"}
     body = "forks._room, forks._count = 3, lambda: 1000\n"
