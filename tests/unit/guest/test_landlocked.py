@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -88,6 +89,28 @@ def test_trees_are_loaded_where_they_belong_but_for_links_to_mounts(tmp_path: Pa
     assert wanted == found
     info = (loaded / "home/a/file").stat()
     assert (0o640, os.getuid()) == (stat.S_IMODE(info.st_mode), info.st_uid)
+
+
+@pytest.mark.anyone
+def test_no_spelling_of_a_name_is_loaded_below_a_link_to_a_mount(tmp_path: Path) -> None:
+    """A snapshot may come from elsewhere."""
+    for name in ("home/data", "home/data2"):
+        (tmp_path / name).mkdir(parents=True)
+    stream = os.memfd_create("stream")
+    with open(os.dup(stream), "wb") as file, tarfile.open(fileobj=file, mode="w|") as tar:
+        for name in ("data/a", "./data/b", "/data/c", "data/./d", "data2/kept", "dat"):
+            tar.addfile(tarfile.TarInfo(f"./own/home/{name}"))
+    os.lseek(stream, 0, os.SEEK_SET)
+
+    def load() -> None:
+        places = [(f"{tmp_path}/home", "/own/home")]
+        landlocked._unpack(stream, str(tmp_path), places, [f"{tmp_path}/home/data"])
+
+    result_of(load)
+    os.close(stream)
+    assert [] == os.listdir(tmp_path / "home/data")
+    assert ["dat", "data", "data2"] == sorted(os.listdir(tmp_path / "home"))
+    assert ["kept"] == os.listdir(tmp_path / "home/data2")
 
 
 class TestTerminals:
