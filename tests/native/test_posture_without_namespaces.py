@@ -26,13 +26,15 @@ _GROUPS = [4711, 4712]
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LandlockBackend]:
-    """One whose starter has groups, of which nothing is to come to sandboxes."""
+    """One whose starter has groups and a umask, of which nothing is to come to sandboxes."""
     before = os.getgroups()
     with closing(LandlockBackend()) as made:
         os.setgroups(_GROUPS)
+        umask = os.umask(0o007)
         try:
             Sandbox.create(backend=made).terminate()
         finally:
+            os.umask(umask)
             os.setgroups(before)
         yield made
 
@@ -129,9 +131,13 @@ def test_none_holds_what_is_anothers(backend: LandlockBackend) -> None:
     assert ["/dev/null"] * 3 == [agent[fd] for fd in range(3)]
     kinds = sorted([*guardian.values()])
     assert 2 == kinds.count("socket"), "the host's, and the agent's for terminals"
+    held = [*agent.values()]
+    assert held.count("socket") <= 4, "those, the exec's, and one that asks who listens"
     assert {"anon_inode", "pidfd"} & {each.partition(":")[0] for each in kinds}
     for each in (guardian, agent):
-        assert not [path for path in each.values() if path.startswith(("/usr", "/home", "/tmp"))]
+        assert not [
+            path for path in each.values() if path.startswith(("/usr", "/home", "/tmp", "/sys"))
+        ]
 
 
 @pytest.mark.parametrize("victim", ["guardian", "agent"])

@@ -192,7 +192,8 @@ def status_after(uid: int) -> dict[str, list[str]]:
     if pid == 0:
         try:
             landlocked._become(uid)
-            os.write(write, Path("/proc/self/status").read_bytes())
+            securebits = ctypes.CDLL(None).prctl(27, 0, 0, 0, 0)
+            os.write(write, Path("/proc/self/status").read_bytes() + b"Securebits: %d" % securebits)
         finally:
             os._exit(0)
     os.close(write)
@@ -214,6 +215,7 @@ def test_a_guardian_of_root_has_no_rights_left(uid: int) -> None:
 
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert 0 == int(found[name][0], 16), name
+    assert privileges.SECUREBITS_LOCKED == int(found["Securebits"][0])
     number = str(uid if uid > 0 else 0)
     assert ([number] * 4, [number] * 4) == (found["Uid"], found["Gid"])
     assert uid < 0 or [] == found["Groups"]
@@ -300,6 +302,15 @@ def test_processes_that_have_ended_count_against_forks_alone(
     finally:
         sleeping.kill()
         sleeping.wait()
+
+
+@pytest.mark.parametrize("tag", [1 << 60, 1])
+def test_a_tag_that_root_may_not_ask_for_is_read(tag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """prlimit(2) wants a capability of root that containers may lack; another user needs none."""
+    monkeypatch.setattr(processes, "tag_of", lambda _pid: 0)
+    monkeypatch.setattr(landlocked, "tag_of", lambda _pid: tag)
+
+    assert (tag > 1 and 0 == os.geteuid()) == landlocked._is_member(os.getpid(), 1 << 60)
 
 
 @pytest.mark.anyone
