@@ -484,6 +484,73 @@ def test_timers_are_described_as_they_are_set(program: Program) -> None:
     program.do("signal.setitimer(signal.ITIMER_VIRTUAL, 0); [os.close(each) for each in made]")
 
 
+def test_counters_and_servers_are_described_as_they_are(program: Program) -> None:
+    program.do("made = [os.eventfd(26), os.eventfd(3, os.EFD_SEMAPHORE), os.eventfd(0)]")
+    program.do(
+        "four = socket.create_server(('127.0.0.1', 8101), backlog=7)"
+        "; six = socket.create_server(('::1', 8102), family=socket.AF_INET6, backlog=9)"
+        "; both = socket.create_server(('::', 8103), family=socket.AF_INET6, dualstack_ipv6=True)"
+    )
+    semaphore = os.eventfd(0, os.EFD_SEMAPHORE)
+    tells = "eventfd-semaphore" in Path(f"/proc/self/fdinfo/{semaphore}").read_text()
+    os.close(semaphore)
+
+    def look(made: Tree) -> object:
+        opened = [made.root.descriptors[number] for number in sorted(made.root.descriptors)]
+        events = [(each.count, each.is_semaphore) for each in opened if each.kind == "event"]
+        servers = [each.server for each in opened if each.server is not None]
+        options = [[value for *_name, value in each.options] for each in servers]
+        ports = [int.from_bytes(each.address[2:4], "big") for each in servers]
+        return events, ports, options, [each.backlog for each in servers]
+
+    found = program.look(look)
+    program.do("[os.close(each) for each in made]; [each.close() for each in (four, six, both)]")
+
+    assert (
+        [(26, False), (3, tells), (0, False)],
+        [8101, 8102, 8103],
+        [[1, 0], [1, 0, 1], [1, 0, 0]],
+        [7, 9, 128],
+    ) == found
+
+
+def test_a_pipe_that_nobody_reads_any_more_is_empty_in_a_copy(program: Program) -> None:
+    program.do("made = os.pipe(); os.write(made[1], b'xy'); os.close(made[0])")
+    assert [b""] == program.look(lambda made: list(made.pipes.values()))
+    program.do("os.close(made[1])")
+
+
+@pytest.mark.parametrize("order", ["8192, 4096", "4096, 8192"])
+def test_memory_that_is_mapped_in_parts_is_copied_as_far_as_any_reaches(
+    program: Program, order: str
+) -> None:
+    program.do("file = open('/tmp/parts', 'w+b'); file.truncate(12288); os.remove('/tmp/parts')")
+    program.do(f"made = [mmap.mmap(file.fileno(), size) for size in ({order})]")
+    program.do("made.append(mmap.mmap(file.fileno(), 4096, offset=8192)); file.close()")
+    program.do("max(made[:2], key=len)[8191] = 65; made[2][5] = 66")
+
+    def look(made: Tree) -> object:
+        (place,) = (each for key, each in made.objects.places.items() if each[1])
+        content = os.pread(made.objects.content, place[1], place[0])
+        return len(content), content[8191:8192], content[8197:8198], len(content.strip(b"\0"))
+
+    found = program.look(look)
+    program.do("[each.close() for each in made]")
+    assert (12288, b"A", b"B", 7) == found
+
+
+def test_a_removed_file_that_may_not_be_opened_again_goes_along(program: Program) -> None:
+    program.do("made = open('/tmp/own', 'w+'); made.write('mine'); made.flush()")
+    program.do("os.chmod('/tmp/own', 0); os.remove('/tmp/own')")
+
+    def look(made: Tree) -> object:
+        return os.pread(made.objects.content, made.objects.size, 0).rstrip(b"\0")
+
+    found = program.look(look)
+    program.do("made.close()")
+    assert b"mine" == found
+
+
 def test_signals_that_wait_are_those_of_the_process_or_of_a_thread(program: Program) -> None:
     program.do("signal.pthread_sigmask(signal.SIG_BLOCK, [10, 12]); os.kill(os.getpid(), 10)")
     program.do("signal.pthread_kill(threading.get_ident(), 12)")
