@@ -283,6 +283,11 @@ def test_modes_and_symlinks_are_merged_and_set_user_id_is_dropped(tmp_path: Path
             script = member("./a", tarfile.REGTYPE, 0o4755)
             script.size = 2
             tar.addfile(script, io.BytesIO(b"1\n"))
+            # Of a set-group-id without execution, and of a sticky bit, no change of the owner takes it away.
+            odd = member("./b", tarfile.REGTYPE, 0o3644)
+            odd.size = 2
+            tar.addfile(odd, io.BytesIO(b"1\n"))
+            tar.addfile(member("./d", tarfile.DIRTYPE, 0o7755))
             link = member("./l", tarfile.SYMTYPE, 0o777)
             link.linkname = "/etc/passwd"
             tar.addfile(link)
@@ -295,9 +300,10 @@ def test_modes_and_symlinks_are_merged_and_set_user_id_is_dropped(tmp_path: Path
     )
 
     assert found.is_applied
-    assert 0o755 == (root / "a").stat().st_mode & 0o7777
+    modes = [(root / name).stat().st_mode & 0o7777 for name in ("a", "b", "d")]
+    assert [0o755, 0o644, 0o755] == modes
     assert "/etc/passwd" == os.readlink(root / "l")
-    assert sorted(os.listdir(root)) == ["a", "l"], "nothing else is left"
+    assert sorted(os.listdir(root)) == ["a", "b", "d", "l"], "nothing else is left"
 
 
 def test_a_target_that_is_not_there_is_refused(tmp_path: Path) -> None:

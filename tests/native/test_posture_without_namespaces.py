@@ -131,6 +131,7 @@ def test_none_holds_what_is_anothers(backend: LandlockBackend) -> None:
     assert ["/dev/null"] * 3 == [agent[fd] for fd in range(3)]
     kinds = sorted([*guardian.values()])
     assert 2 == kinds.count("socket"), "the host's, and the agent's for terminals"
+    assert 2 == sum("guardian-says" in each for each in kinds), "as its output and its errors"
     held = [*agent.values()]
     assert held.count("socket") <= 4, "those, the exec's, and one that asks who listens"
     assert {"anon_inode", "pidfd"} & {each.partition(":")[0] for each in kinds}

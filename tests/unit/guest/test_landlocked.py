@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.unit.linux.child import result_of
 
-from ringfence.guest.without_namespaces import landlocked
+from ringfence.guest.without_namespaces import landlocked, starter
 from ringfence.guest.without_namespaces.landlocked import LandlockAgent, LandlockTags
 from ringfence.launcher import wire
 from ringfence.launcher.pid1 import notifications, processes, terminals
@@ -388,6 +388,50 @@ def test_a_guardian_ends_the_programs_then_their_agent_then_what_is_left() -> No
 
     assert [str(("programs", 5, 0, 1, 1, 0, True)), str(("all", 5, False))] == told
     assert landlocked.ENDED_ALL == os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.anyone
+def test_a_starter_that_cannot_fork_says_so_and_serves_the_next() -> None:
+    host, theirs = wire.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            host.close()
+            os.dup2(theirs.fileno(), 3, inheritable=False)
+            pids = [0, 4711]
+
+            def clone() -> int:
+                if pids.pop(0):
+                    return 4711
+                raise OSError(errno.EAGAIN, "no more processes")
+
+            module: Any = starter
+            module.namespaces.clone_sibling = clone
+            starter.main()
+        finally:
+            os._exit(1)
+    theirs.close()
+    host.settimeout(60)
+    opened, answers = [], []
+    for _ in range(2):
+        reply, asks = wire.socketpair()
+        reply.settimeout(60)
+        fds = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
+        wire.send(host, "start", [asks.fileno(), *fds])
+        for fd in fds:
+            os.close(fd)
+        asks.close()
+        answers.append(wire.receive_raw(reply)[0])
+        assert b"" == wire.receive_raw(reply)[0], "it keeps nothing of a request"
+        reply.close()
+        opened.append(len(os.listdir(f"/proc/{pid}/fd")) if 0 == os.geteuid() else 0)
+    host.close()
+    _pid, status = os.waitpid(pid, 0)
+
+    assert answers[0].startswith(b"E%d fork: " % errno.EAGAIN)
+    assert b"O4711" == answers[1]
+    assert opened[0] == opened[1]
+    assert 0 == os.waitstatus_to_exitcode(status)
 
 
 @pytest.mark.anyone
