@@ -136,6 +136,16 @@ _REFUSED = {
         "has a connection, or leads to another process",
         "made[0].close()",
     ),
+    "a pair with another process": (
+        (
+            "read, write = os.pipe(); made = socket.socketpair(); first = child(lambda: os.fork() or ("
+            "made[0].close(), os.write(write, b'%d' % os.getpid()), signal.pause()))"
+            "; os.waitpid(first, 0); made[1].close(); other = int(os.read(read, 9))"
+            "; os.close(read); os.close(write)"
+        ),
+        "has a connection, or leads to another process",
+        "os.kill(other, 9); made[0].close()",
+    ),
     "a datagram socket": (
         "made = socket.socket(type=socket.SOCK_DGRAM); made.bind(('127.0.0.1', 0))",
         "has a connection, or leads to another process",
@@ -606,6 +616,44 @@ def test_a_mapped_file_is_the_one_with_its_name_and_copies_map_it_where_none_can
 
     no, there, both = [False, False], [True, False], [True, True]
     assert [both, *[no] * 5, there, there, *[no] * 5, there] == result_of(found)
+
+
+def test_a_file_that_the_helper_may_not_look_for_is_left_to_the_copy(tmp_path: Path) -> None:
+    """Behind a directory that its user has closed, which programs inside may enter no more than it."""
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        (tmp_path / name / "other").touch()
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    status = {name: os.stat(tmp_path / name / "file") for name in ("closed", "open")}
+    for each in (tmp_path, tmp_path / "open"):
+        each.chmod(0o755)
+    (tmp_path / "closed").chmod(0)
+
+    def told() -> list[str]:
+        if os.geteuid() == 0:
+            os.seteuid(23456)
+        found = []
+        for name, file in (
+            ("closed", "other"),
+            ("open", "other"),
+            ("open", "file"),
+            ("open", "no"),
+        ):
+            try:
+                descriptors.require_file(root, f"/{name}/{file}", status[name], "it")
+                found.append("")
+            except CannotCopy as exc:
+                found.append(str(exc))
+        return found
+
+    told_there = result_of(told)
+    (tmp_path / "closed").chmod(0o700)
+    os.close(root)
+    assert [
+        "", "it is not the file at /open/other", "",
+        "it is not at /open/no: openat2: No such file or directory",
+    ] == told_there  # fmt: skip
 
 
 _NO_CHILDREN = (
