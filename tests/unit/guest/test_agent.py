@@ -713,6 +713,15 @@ class TestSaving:
         assert drained(stdout) == b"got two\n"
         assert report_of(end).wait_status == 0
 
+    def test_a_program_may_open_its_relayed_streams_again(self, agent: ServingAgent) -> None:
+        """Pipes belong to whoever made them: these to the guest's user."""
+        _number, reply, (stdin, stdout) = self.start(agent, "cat /dev/stdin > /dev/stdout")
+        os.write(stdin, b"through\n")
+        os.close(stdin)
+
+        assert drained(stdout) == b"through\n"
+        assert report_of(reply).wait_status == 0
+
     def join(self, agent: ServingAgent, number: int) -> tuple[wire.Socket, int, int]:
         ours, theirs = wire.socketpair()
         ours.settimeout(PATIENCE_S)
@@ -798,6 +807,21 @@ class TestFacts:
             assert wire.receive_raw(reply) == (b"", [])
 
         assert [0, errno.EPERM, 0] == found
+
+    def test_calls_are_tried_without_the_descriptors_of_the_agent(
+        self, agent: ServingAgent
+    ) -> None:
+        fcntl, get_flags = 72, 1  # include/uapi, x86-64
+        if os.uname().machine != "x86_64":
+            pytest.skip("numbers of system calls are those of x86-64")
+
+        calls = [(fcntl, (fd, get_flags, 0)) for fd in range(40)]
+        with closing(agent.ask_later("try", calls)) as reply:
+            found = [int(wire.receive_raw(reply)[0]) for _ in calls]
+
+        assert 5 == len([each for each in found if each != errno.EBADF]), (
+            "/dev/null, and its answer"
+        )
 
     def test_a_throttled_agent_believes_no_processor_time(self) -> None:
         agent = ServingAgent(counts_cpu=True)
