@@ -137,6 +137,14 @@ _TREES = {
         "os.write(write, b'x'); os.read(answer, 1), file.tell()",
         "(b'b', 2)",
     ),
+    "a set of events of two processes": (
+        (
+            "import select; event, poll = os.eventfd(0), select.epoll(); poll.register(event, 1)\n"
+            "child = os.fork()\nif not child: time.sleep(1000)"
+        ),
+        "before = poll.poll(0); os.eventfd_write(event, 1); before, poll.poll(0) == [(event, 1)]",
+        "([], True)",
+    ),
     "a child that ends with its parent": (
         _DIES_WITH_PARENT,
         (
