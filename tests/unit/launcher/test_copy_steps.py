@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
+import struct
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ringfence.launcher.live import steps
-from ringfence.launcher.live.copying import _unused
+from ringfence.launcher import wire
+from ringfence.launcher.live import steps, template
+from ringfence.launcher.live.copying import _Copy, _unused
 from ringfence.launcher.live.descriptors import Lock
 from ringfence.launcher.live.opening import OpenFiles
+from ringfence.launcher.live.sockets import CannotCopy
+from ringfence.launcher.live.template import Template
 
 pytestmark = pytest.mark.anyone
 _OPEN, _FCNTL, _FLOCK = 2, 72, 73
@@ -65,3 +71,47 @@ def test_who_makes_a_copy_inside_has_an_id_of_none_of_its_threads(
     taken: list[int], number: int
 ) -> None:
     assert number == _unused(taken)
+
+
+def test_a_copy_has_the_limits_of_its_plan_as_far_as_ours_and_the_tag_of_its_exec() -> None:
+    made: Any = _Copy.__new__(_Copy)
+    made.steps, made.place = steps.Steps(0), SimpleNamespace(tag=77)
+    made.steps.begin("only")
+    core, stack, of_tag = resource.RLIMIT_CORE, resource.RLIMIT_STACK, 15
+    infinite = (1 << 64) - 1
+    made._limit(
+        [(core, 5, 10), (stack, -1, 1 << 20), (core, 10, 5), (of_tag, 1, 2), (stack, 0, -1)]
+    )
+
+    found = []
+    for _call, _pid, which, at, *_rest in made.steps._now:
+        found.append((which, *struct.unpack_from("=QQ", made.steps._data, at)))
+    most = {each: resource.getrlimit(each)[1] & infinite for each in (core, stack)}
+    assert [
+        (core, min(5, most[core]), min(10, most[core])),
+        (stack, min(1 << 20, most[stack]), min(1 << 20, most[stack])),
+        (core, min(5, most[core]), min(5, most[core])),
+        (stack, 0, most[stack]),
+        (of_tag, 77, 77),
+    ] == found
+
+
+@pytest.mark.parametrize(("more_secrets", "more_steps"), [(0, 0), (1, 0), (0, 1)])
+def test_a_message_is_as_long_as_the_template_has_room_and_leaves_nothing(
+    more_secrets: int, more_steps: int
+) -> None:
+    made: Any = Template.__new__(Template)
+    made.message, (made.socket, theirs) = 0, wire.socketpair()
+    room = template.MESSAGE_BYTES - template._HEADER_BYTES - template.SECRET_BYTES
+    parts = bytes(template.SECRET_BYTES + more_secrets), bytes(room + more_steps)
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(made.socket), closing(theirs):
+        if more_secrets or more_steps:
+            with pytest.raises(CannotCopy, match="too many files, threads or mappings"):
+                made.send(*parts, [])
+        else:
+            made.send(*parts, [])
+            said, (sent,) = wire.receive_raw(theirs)
+            assert (b"C", template.MESSAGE_BYTES) == (said, os.fstat(sent).st_size)
+            os.close(sent)
+        assert before == len(os.listdir("/proc/self/fd"))
