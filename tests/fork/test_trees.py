@@ -42,6 +42,13 @@ child = subprocess.Popen(['sh', '-c', 'sleep 1000 & echo $! $$; exec cat'], stdo
 child.stdout.readline()
 """
 
+_AT_THE_END = """
+code = '\\n'.join(['import ctypes, sys; c, n = ctypes.CDLL(None), ctypes.c_int()',
+    'c.prctl(1, {}); print(flush=True)', 'for _ in sys.stdin: c.prctl(2, ctypes.byref(n)); print(n.value, flush=True)'])
+children = [subprocess.Popen(['python3', '-c', code.format(each)], stdin=PIPE, stdout=PIPE) for each in (10, 0)]
+[each.stdout.readline() for each in children] and None
+"""
+
 _SHARED = """
 import mmap
 shared, value = mmap.mmap(-1, 20480), multiprocessing.Value('i', 4); shared[5000], shared[20479] = 6, 5
@@ -153,6 +160,13 @@ _TREES = {
             "line, len(found.read().split())"
         ),
         "(b'a\\n', 1)",
+    ),
+    "the signal at the end of its parent": (
+        _AT_THE_END,
+        (
+            "[(each.stdin.write(b'\\n'), each.stdin.flush(), each.stdout.readline())[2] for each in children]"
+        ),
+        "[b'10\\n', b'0\\n']",
     ),
     "shared memory": (
         _SHARED,
