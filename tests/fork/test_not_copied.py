@@ -17,6 +17,7 @@ from ringfence import Sandbox
 from ringfence.backends.native.sandbox import NativeSandbox
 from ringfence.launcher.live import descriptors, objects, source, tree
 from ringfence.launcher.live.sockets import CannotCopy
+from ringfence.launcher.live.template import Template
 from ringfence.launcher.live.tree import Tree
 from ringfence.linux import libc, mounts, namespaces
 from tests.unit.linux.child import alone, result_of
@@ -654,6 +655,23 @@ def test_a_file_that_the_helper_may_not_look_for_is_left_to_the_copy(tmp_path: P
         "", "it is not the file at /open/other", "",
         "it is not at /open/no: openat2: No such file or directory",
     ] == told_there  # fmt: skip
+
+
+def test_a_template_is_made_and_ended_and_leaves_nothing(program: Program) -> None:
+    program.do("made = [child(), ended()]; shared = mmap.mmap(-1, 8192)")
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = children.read_text(), os.listdir("/proc/self/fd")
+
+    def make(made: Tree) -> object:
+        opened = len(os.listdir("/proc/self/fd"))
+        template = Template(made)
+        more = len(os.listdir("/proc/self/fd")) - opened
+        template.close()
+        return more
+
+    assert 1 == program.look(make), "its socket"
+    assert before == (children.read_text(), os.listdir("/proc/self/fd"))
+    program.do("end(*made); shared.close()")
 
 
 _NO_CHILDREN = (

@@ -44,7 +44,8 @@ child.stdout.readline()
 
 _AT_THE_END = """
 code = '\\n'.join(['import ctypes, sys; c, n = ctypes.CDLL(None), ctypes.c_int()',
-    'c.prctl(1, {}); print(flush=True)', 'for _ in sys.stdin: c.prctl(2, ctypes.byref(n)); print(n.value, flush=True)'])
+    'c.prctl(1, {}); print(flush=True)',
+    'for _ in sys.stdin: c.prctl(2, ctypes.byref(n)); print(n.value, flush=True)'])
 children = [subprocess.Popen(['python3', '-c', code.format(each)], stdin=PIPE, stdout=PIPE) for each in (10, 0)]
 [each.stdout.readline() for each in children] and None
 """
