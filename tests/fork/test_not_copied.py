@@ -20,6 +20,7 @@ from ringfence.launcher.live.sockets import CannotCopy
 from ringfence.launcher.live.template import Template
 from ringfence.launcher.live.tree import Tree
 from ringfence.linux import libc, mounts, namespaces
+from tests.native.outside import until
 from tests.unit.linux.child import alone, result_of
 
 pytestmark = [
@@ -666,10 +667,16 @@ def test_a_template_is_made_and_ended_and_leaves_nothing(program: Program) -> No
         opened = len(os.listdir("/proc/self/fd"))
         template = Template(made)
         more = len(os.listdir("/proc/self/fd")) - opened
+        status = Path(f"/proc/{template.pid}/status").read_text()
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        owner = os.stat(f"/proc/{template.pid}/environ").st_uid
+        if 0 == os.geteuid():
+            # It says that it is ready just before.
+            assert until(lambda: 1 == len(os.listdir(f"/proc/{template.pid}/fd")))
         template.close()
-        return more
+        return more, owner, blocked | 1 << signal.SIGKILL - 1 | 1 << signal.SIGSTOP - 1
 
-    assert 1 == program.look(make), "its socket"
+    assert (1, 0, (1 << 64) - 1) == program.look(make), "it has a socket, and nobody traces it"
     assert before == (children.read_text(), os.listdir("/proc/self/fd"))
     program.do("end(*made); shared.close()")
 
