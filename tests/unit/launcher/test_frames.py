@@ -46,3 +46,49 @@ def test_a_thread_is_known_by_data_in_its_tiles(in_use: int, uses: bool) -> None
 
 def test_a_processor_without_such_registers_has_no_header() -> None:
     assert not frames.uses_tiles(SimpleNamespace(extended=bytes(512)))  # type: ignore[arg-type]
+
+
+def test_a_frame_has_each_register_the_signal_mask_and_no_single_step() -> None:
+    registers = {name: number for number, name in enumerate(frames._ORDER, 100)}
+    registers |= {"orig_rax": (1 << 64) - 1, "eflags": 0x100 | 0x246, "rax": 0}
+    stack = struct.pack("=QQQ", 1, 2, 3)
+    state: Any = SimpleNamespace(
+        thread=thread(_SMALL, WITHOUT_TILES), registers=registers, alternate_stack=stack
+    )
+    frame, at = frames.signal_frame(state, 0x1000)
+    context = frame[at - 0x1000 :]
+
+    assert stack == context[16:40]
+    words = struct.unpack_from("=18Q", context, 40)
+    wanted = [registers[name] for name in frames._ORDER[:-1]]
+    assert [*wanted, 0x246] == list(words)
+    assert (0x33, 0, 0, 0x2B) == struct.unpack_from("=4H", context, 184)
+    assert 0x1000 == struct.unpack_from("=Q", context, 224)[0], "where the vector registers are"
+    assert 5 == struct.unpack_from("=Q", context, 296)[0], "the mask"
+    assert 0x346 == registers["eflags"], "those of the source stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("answer", "begins_again"),
+    [
+        (-512, True),
+        (-513, True),
+        (-514, True),
+        (-516, True),
+        (-515, False),
+        (-4, False),
+        (0, False),
+    ],
+)
+@pytest.mark.parametrize("is_in_call", [True, False])
+def test_an_interrupted_system_call_begins_again_and_nothing_else(
+    answer: int, begins_again: bool, is_in_call: bool
+) -> None:
+    """What is in no system call may have such a number in a register by chance."""
+    rax = answer & (1 << 64) - 1
+    registers = {"rax": rax, "orig_rax": 35 if is_in_call else (1 << 64) - 1, "rip": 1000}
+    state: Any = SimpleNamespace(registers=registers)
+    found = frames.resumed(state)
+
+    wanted = (35, 998) if begins_again and is_in_call else (rax, 1000)
+    assert wanted == (found["rax"], found["rip"])
