@@ -293,6 +293,25 @@ def test_its_program_and_its_directory_are_required_where_the_kernel_says(
     assert [(path, (info.st_dev, info.st_ino), what) for path, info, what in wanted] == required
 
 
+_OWN_VDSO = """
+(line,) = [line for line in open('/proc/self/maps') if '[vdso]' in line]
+start, end = (int(each, 16) for each in line.split()[0].split('-'))
+c.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 7)
+text = ctypes.string_at(start, end - start).replace(bytes.fromhex('0f05'), bytes.fromhex('0f0b'))
+ctypes.memmove(start, text, len(text))
+"""
+
+
+@pytest.mark.anyone
+def test_a_vdso_that_was_written_over_is_refused() -> None:
+    """An instruction of it is what makes system calls there."""
+    with running("as_a_program(); tell()") as pid, stopped(pid) as made:
+        made.look({})
+    refused = pytest.raises(CannotCopy, match="its vdso is not the kernel's")
+    with running(f"as_a_program()\n{_OWN_VDSO}tell()") as pid, stopped(pid) as made, refused:
+        made.look({})
+
+
 @contextmanager
 def with_child(parent: str, child: str) -> Iterator[str]:
     """Why a process with a child cannot be copied; both run such code first."""
