@@ -34,6 +34,7 @@ from ringfence.fork.targets import HostWriter, write_to_sandbox
 from ringfence.fork.text import TextMerger
 from ringfence.fork.three_way import Plan
 from ringfence.fork.trees import Budget, HostTree, SandboxTree, StreamTree
+from ringfence.launcher.helpers.tars import new_digest
 from ringfence.model.files import DIRECTORY, FILE, OTHER, SYMLINK, FileInfo
 from ringfence.model.mount import READ_WRITE, Mount
 from ringfence.model.net.network import NetworkPolicy
@@ -175,6 +176,20 @@ def test_a_file_that_has_grown_since_is_not_read_beyond_the_bound() -> None:
 
     assert trees.read(Grown(), "/a", 3) is None
     assert b"abcd" == trees.read(Grown(), "/a", 4)
+
+
+@pytest.mark.parametrize("size", [0, 1, trees._PIECE - 1, trees._PIECE, trees._PIECE + 1, 3 << 20])
+def test_a_file_is_compared_to_its_last_byte(tmp_path: Path, size: int) -> None:
+    content = os.urandom(1 << 10) * (3 << 10)
+    (tmp_path / "file").write_bytes(content[:size])
+    digest = new_digest()
+    digest.update(content[:size])
+    top = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    found = trees.entry_below(top, "/file")
+    os.close(top)
+
+    assert found is not None
+    assert ("file", size, digest.digest()) == (found[0], found[1], found[3])
 
 
 def test_content_that_was_cut_off_is_an_error(tmp_path: Path) -> None:
