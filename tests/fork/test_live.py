@@ -556,6 +556,8 @@ def test_a_copy_is_as_locked_down_as_its_source(sandbox: Sandbox) -> None:
         assert copy.control_groups == siblings_groups(fork)
         facts = [status(each.pid) for each in (source, copy)]
         assert facts[0]["Seccomp_filters"] == facts[1]["Seccomp_filters"] == "2"
+        assert 1 < copy.threads
+        assert ["2"] * copy.threads == filters_of_threads(copy.pid)
         scores = [Path(f"/proc/{each.pid}/oom_score_adj").read_text() for each in (source, copy)]
         assert scores[0] == scores[1]
         fields = Path(f"/proc/{copy.pid}/stat").read_text().rpartition(")")[2].split()
@@ -629,6 +631,12 @@ def open_files(process: Process) -> dict[int, str]:
 def status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def filters_of_threads(pid: int) -> list[str]:
+    """How many filters each thread is under: one alone may have been left out."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [status(int(each.name))["Seccomp_filters"] for each in threads]
 
 
 def init_of(sandbox: Sandbox) -> Process:
