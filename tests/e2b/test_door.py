@@ -24,10 +24,12 @@ from ringfence.api.access.origin_policy import OriginPolicy
 from ringfence.api.access.peer import PEER, Peer
 from ringfence.api.service import Settings
 from ringfence.e2b import call as call_module
+from ringfence.e2b import lists
 from ringfence.e2b.call import ApiError, Route, find_route
 from ringfence.e2b.codec import RpcError
 from ringfence.e2b.entrance import (
     ENVD_PORT,
+    FORWARDED,
     GRANT,
     INTERPRETER_PORT,
     Entrance,
@@ -502,6 +504,46 @@ async def test_a_gateways_word_opens_a_node_for_the_request_that_it_sealed(node:
         assert 401 == await status(node, path=path, headers=wrong)
         assert 401 == await status(node, path=path, headers=wrong, state={PEER: peer})
         assert peer.is_gateway, "from now on nothing counts on it that has no seal or key"
+
+
+async def test_only_a_gateway_is_told_the_order_and_says_by_which_scheme_it_was_reached(
+    node: Here,
+) -> None:
+    """A client could else have its users upload to a URL that nobody encrypts, or that is not there."""
+    key, name = node.key(), "0" * 64
+    made = await node.ask("POST", "/v3/templates", json={"name": "app"}, headers={"x-api-key": key})
+    assert 202 == made.status_code, made.text
+    path = f"/templates/{made.json()['templateID']}/files/{name}"
+    for headers, scheme in (
+        ({"x-api-key": key}, "http"),
+        ({"x-api-key": key, FORWARDED: "https"}, "http"),
+        (sealed(Caller("ann", USER), "GET", path), "http"),
+        ({**sealed(Caller("ann", USER), "GET", path), FORWARDED: "https"}, "https"),
+    ):
+        found = await node.ask("GET", path, headers=headers)
+        assert found.json()["url"].startswith(f"{scheme}://localhost/"), headers
+    live, listed = node.live(notes=Notes()), "/v2/sandboxes"
+    by_gateway = await node.ask("GET", listed, headers=sealed(Caller("ann", USER), "GET", listed))
+    assert live.id == by_gateway.headers[lists.ORDER]
+    assert lists.ORDER not in (await node.ask("GET", listed, headers={"x-api-key": key})).headers
+
+
+@pytest.mark.parametrize("scope", [USER, ADMIN, READ_ONLY])
+async def test_who_has_a_sandboxes_token_may_not_do_more_than_a_token_whatever_made_it(
+    here: Here, scope: str
+) -> None:
+    record, _text = here.service.authenticator.make(owner="ann", scope=scope, max_requests=7)
+    for key in (record.id, ""):
+        caller = here.door.caller_of("ann", "sbx-1", key)
+        assert (TOKEN, "sbx-1", "ann", key) == (
+            caller.scope,
+            caller.sandbox,
+            caller.client,
+            caller.key,
+        )
+        assert not caller.is_admin
+        assert "ann" == caller.sees
+    assert 7 == here.door.caller_of("ann", "sbx-1", record.id).max_requests
 
 
 async def test_a_server_of_no_cluster_takes_nobodys_word(here: Here) -> None:
