@@ -476,6 +476,22 @@ async def test_a_signed_url_opens_one_file_for_one_operation(here: Here) -> None
     assert "signature is already expired" == words
 
 
+async def test_a_page_is_let_in_by_a_signature_for_files_alone(here: Here) -> None:
+    """Anybody can write the word into a query: what is not a file needs a page that is accepted."""
+    live = here.live(notes=Notes())
+    own = inside(live, here.shared.tokens.of(live))
+    for path, origin, expected in (
+        (f"{ENVS}?signature=x", APP, 200),
+        (f"{ENVS}?signature=x", "https://evil.test", 403),
+        ("/files/x?signature=x", "https://evil.test", 403),
+        ("/files?path=/none&signature=x", "https://evil.test", 404),
+    ):
+        answered = await here.ask("GET", path, headers={**own, "origin": origin})
+        assert expected == answered.status_code, (path, origin)
+        shown = answered.headers.get("access-control-allow-origin")
+        assert (origin if expected != 403 else None) == shown
+
+
 # -- gateways ------------------------------------------------------------------------------------
 
 
@@ -775,6 +791,42 @@ async def test_a_request_is_written_down_with_its_caller_and_no_token(
     )
     assert refused["code"]
     assert token not in json.dumps([*done, refused])
+
+
+async def test_what_a_stranger_writes_into_the_log_is_bounded(make: Make) -> None:
+    audit = Audit(None)
+    facts: list[dict[str, Any]] = []
+    audit.write = lambda **given: facts.append(given)  # type: ignore[method-assign]
+    here = make(audit=audit)
+    for method in ("POST", "GET"):
+        headers = {"e2b-sandbox-id": "s" * 100}
+        await here.ask(method, "/" + "x" * 300, headers=headers)
+        await here.ask(method, "/sandboxes/" + "y" * 300)
+    assert facts
+    assert {256} == {len(each["path"]) for each in facts}
+    assert {63} == {len(each["sandbox"]) for each in facts if "sandbox" in each}
+
+
+async def test_a_task_goes_on_after_the_key_of_its_request_has_ended(here: Here) -> None:
+    """A connection serves the next request in the same task: that one must not be cancelled with it."""
+    record, _text = here.service.authenticator.make(owner="ann", scope=USER)
+    live = here.live(notes=Notes(key=record.id))
+    headers = inside(live, here.shared.tokens.of(live))
+
+    async def end_key() -> None:
+        here.service.authenticator.remove(record.id, Caller("ops", ADMIN), this_key=False)
+        here.service.open_requests.look()
+        await asyncio.Event().wait()
+
+    async def serve() -> tuple[int, int]:
+        query = "path=/home/user/a"
+        sent = await here.raw("POST", "/files", [b"x"], headers, query=query, before_end=end_key)
+        task = asyncio.current_task()
+        assert task is not None
+        return sent[0]["status"], task.cancelling()
+
+    assert (401, 0) == await asyncio.wait_for(asyncio.ensure_future(serve()), 30)
+    assert here.is_idle()
 
 
 async def test_an_address_that_is_refused_often_is_slowed_and_a_key_of_it_is_not(
