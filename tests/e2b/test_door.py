@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 import time
@@ -877,3 +878,23 @@ def test_what_there_is_no_route_for() -> None:
         with pytest.raises(ApiError) as refused:
             find_route(routes, method, path)
         assert expected == refused.value.status
+
+
+async def test_a_body_is_compressed_by_gzip_or_not_at_all_and_whole(here: Here) -> None:
+    live, packed = here.live(notes=Notes()), gzip.compress(b"{}")
+    own = inside(live, here.shared.tokens.of(live))
+    for encoding, body, expected in (
+        (None, b"{}", 200),
+        ("identity", b"{}", 200),
+        ("gzip", packed, 200),
+        ("gzip", packed[:-1], 400),
+        ("gzip", packed[:-8], 400),
+        ("gzip", b"{}", 400),
+        ("br", b"{}", 415),
+        ("deflate", b"{}", 415),
+        ("gzip, gzip", packed, 415),
+    ):
+        headers = own if encoding is None else {**own, "content-encoding": encoding}
+        answered = await here.ask("POST", "/process.Process/List", headers=headers, content=body)
+        assert expected == answered.status_code, (encoding, body, answered.text)
+        assert here.is_idle()
