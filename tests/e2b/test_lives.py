@@ -220,8 +220,10 @@ def test_what_could_not_be_paused_ends_when_it_was_to(
     scene = make()
     live, endless = scene.create(timeout_s=60), scene.create()
     before, endless.expires = deadline_kept(scene, live), None
+    deadline, told = live.expires, list[tuple[Live, float | None]]()
     with monkeypatch.context() as patch:
         patch.setattr(type(live.inner), "suspend", cannot)
+        patch.setattr(scene.manager.reaper, "expect", lambda of: told.append((of, of.expires)))
         for each in (live, endless):
             with pytest.raises(ExecError):
                 scene.pause(each)
@@ -231,8 +233,41 @@ def test_what_could_not_be_paused_ends_when_it_was_to(
         endless.expires,
         deadline_kept(scene, endless),
     )
+    assert [deadline, None] == [
+        [expires for of, expires in told if of is each][-1] for each in (live, endless)
+    ], "who ends it knows when"
     assert scene.pause(live), "the control"
     assert scene.left_s(live) > YEAR_S - 60
+
+
+def test_nobody_else_changes_a_sandbox_between_two_steps_of_a_pause_or_a_wake(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make()
+    live = scene.create()
+    lock: Any = live.lock
+    manager, held = scene.manager, dict[str, bool]()
+
+    def watch(name: str) -> None:
+        real = getattr(manager, name)
+
+        def step(*args: Any) -> Any:
+            held[name] = lock._is_owned()
+            return real(*args)
+
+        monkeypatch.setattr(manager, name, step)
+
+    for name in ("suspend", "resume", "extend"):
+        watch(name)
+    assert scene.pause(live)
+    assert {"suspend": True, "extend": True} == held
+    held.clear()
+    assert scene.wake(live, 30.0)
+    assert {"resume": True, "extend": True} == held
+    held.clear()
+    assert not scene.wake(live, 90.0)
+    assert {"extend": True} == held
+    assert not lock._is_owned()
 
 
 def cannot(*_: object) -> None:
