@@ -11,12 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.features import require
 
+from ringfence.backends.command import stream
+from ringfence.backends.command.far import FarLauncher
 from ringfence.backends.command.stream import StreamBackend
+from ringfence.backends.local.agents.agents import settings
+from ringfence.backends.local.sizes import DEFAULT_PIDS
 from ringfence.errors import IsolationError, RingfenceError
 from ringfence.launcher.link.line import CONTROL, DATA, frame
+from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
+from ringfence.policy.seccomp import SeccompPolicy
 
 pytestmark = pytest.mark.anyone
 FACTS: dict[str, Any] = {
@@ -124,3 +131,39 @@ def test_what_this_host_has_is_not_on_another(change: dict[str, Any]) -> None:
         backend_of().check(SandboxSpec().altered(**change))
     assert next(iter(change)) == refused.value.field
     backend_of().check(SandboxSpec())
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+def test_the_far_agent_is_told_the_profile_and_the_limits(
+    monkeypatch: pytest.MonkeyPatch, is_bounded: bool
+) -> None:
+    """The other host is this one, by a launcher that carries the stream to a process beside us."""
+    require("user namespaces")
+    require("bwrap")
+    told: list[dict[str, Any]] = []
+
+    def tell(*given: Any, **how: Any) -> Any:
+        told.append(how)
+        return settings(*given, **how)
+
+    monkeypatch.setattr(stream, "settings", tell)
+    backend = StreamBackend(FarLauncher("far", ("env",), python="/usr/bin/python3"))
+    backend.define_profile("mine", own := SeccompPolicy("allow", "allow", (), ()))
+    limits = Limits(memory_bytes=1 << 28, pids=33) if is_bounded else Limits()
+    before = len(os.listdir("/proc/self/fd"))
+    made = backend.provision(
+        SandboxSpec(profile="mine", limits=limits, allow_degraded=("pids_limit",))
+    )
+    try:
+        [how] = told
+        assert how["filtered"]
+        assert own is how["policy"]
+        expected = (33, 1 << 28) if is_bounded else (DEFAULT_PIDS, stream._ANY_MEMORY)
+        assert expected == how["samples"]
+        assert made.control.gettimeout() is None, "an answer may take as long as it takes"
+        assert {made.id: made} == backend._live
+    finally:
+        made.terminate()
+        backend.close()
+    assert {} == backend._live
+    assert before == len(os.listdir("/proc/self/fd"))
