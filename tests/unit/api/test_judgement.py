@@ -41,7 +41,10 @@ from ringfence.errors import (
 )
 from ringfence.model.acquire import AcquireOptions, AttachRequest
 from ringfence.model.client_session import SessionTimeouts
-from ringfence.model.template import TemplateRequest
+from ringfence.model.execs.exec import ExecRequest
+from ringfence.model.execution.execution import ExecutionRequest
+from ringfence.model.net.network import NetworkPolicy, NetworkRule
+from ringfence.model.template import TemplateRequest, TemplateStep
 from ringfence.sandbox.stream import DEFAULT_OUTPUT_BYTES
 from ringfence.store.records import LIVE, SandboxRecord
 from ringfence.store.store import Store
@@ -577,3 +580,59 @@ def test_a_token_is_kept_to_its_sandbox_whatever_a_route_is_open_to() -> None:
     for other in ("", "sbx-2", "sbx-11"):
         with pytest.raises(Forbidden, match="its own sandbox"):
             check_route(token, Found("/v1/x", everybody, other))
+
+
+HERE = NetworkPolicy.parse("127.0.0.1:80")
+PLAIN = TemplateStep(run=("true",), timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("step", "refused"),
+    [
+        (PLAIN, ""),
+        (TemplateStep(run=("true",), network=NetworkPolicy.parse("a.test")), ""),
+        (TemplateStep(pip_install=("x",), index_url="https://pypi.org/simple"), ""),
+        (TemplateStep(run=("true",), timeout_s=5.5), "timeout_s"),
+        (TemplateStep(run=("true",), network=HERE), "network.allowed_hosts[0]"),
+        (
+            TemplateStep(run=("true",), network=NetworkPolicy.parse("unrestricted")),
+            "network.mode",
+        ),
+        (TemplateStep(pip_install=("x",), index_url="http://127.0.0.1/simple"), "index_url"),
+    ],
+)
+def test_every_step_of_a_build_is_judged_by_its_number(step: TemplateStep, refused: str) -> None:
+    most = Ceilings(Limits(wall_time_s=5))
+    for at in range(2):
+        steps = [PLAIN, PLAIN]
+        steps[at] = step
+        found = field_of(ANN, TemplateRequest("x", steps=tuple(steps)), most=most)
+        assert (f"steps[{at}].{refused}" if refused else "") == found
+
+
+def test_a_public_template_and_a_rule_for_what_is_around_the_host_are_an_admins() -> None:
+    assert "public" == field_of(ANN, TemplateRequest("x", public=True))
+    rules = NetworkPolicy(rules=(NetworkRule("127.0.0.1", "80"),))
+    outside = NetworkPolicy(rules=(NetworkRule("a.test", "443", methods=("GET",)),))
+    assert field_of(ANN, SandboxSpec(network=rules)).startswith("network.rules")
+    assert field_of(ANN, rules).startswith("rules")
+    assert "" == field_of(ANN, SandboxSpec(network=outside)) == field_of(ANN, outside)
+
+
+@pytest.mark.parametrize("name", ["memory_mb", "cpus", "timeout_secs"])
+def test_an_execution_gets_no_more_than_the_ceilings(name: str) -> None:
+    most = Ceilings(Limits(memory_bytes=64 << 20, cpus=2.0, wall_time_s=30))
+    bound = {"memory_mb": 64, "cpus": 2.0, "timeout_secs": 30}[name]
+    for value, refused in ((bound, ""), (bound + 1, name)):
+        asked = ExecutionRequest("true", **{name: value})
+        assert refused == field_of(ANN, asked, most=most)
+
+
+@pytest.mark.parametrize(
+    ("name", "ceiling"), [("timeout_s", "wall_time_s"), ("max_output_bytes", "output_bytes")]
+)
+def test_a_command_gets_no_more_than_the_ceilings(name: str, ceiling: str) -> None:
+    most = Ceilings(Limits(**{ceiling: 30}))
+    for value, refused in ((30, ""), (31, name)):
+        asked = ExecRequest(("true",), **{name: value})
+        assert refused == field_of(ANN, asked, most=most)

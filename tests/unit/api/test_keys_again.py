@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from ringfence.api.access import audit as audit_module
-from ringfence.api.access import gateways, keys, open_requests
+from ringfence.api.access import gateways, keys, middleware, open_requests
 from ringfence.api.access.audit import Audit, LogFile
 from ringfence.api.access.caller import ADMIN, TOKEN, USER, Caller
 from ringfence.api.access.keys import Authenticator
@@ -238,6 +238,60 @@ def test_a_token_of_another_key_stays_when_one_is_removed(authenticator: Authent
     assert ("sbx-1", TOKEN) == (known.sandbox, known.scope)
 
 
+# -- gateways ------------------------------------------------------------------------------------
+
+SEALED = Caller("ann", TOKEN, sandbox="sbx-1", max_sandboxes=3, gateway_key="key-1")
+TARGET = b"/v1/sandboxes?limit=1"
+
+
+def test_a_seal_is_for_one_request_of_one_cluster_and_says_all_of_its_caller() -> None:
+    header = gateways.seal(SECRET, SEALED, "GET", TARGET).decode()
+    assert SEALED == gateways.unseal(SECRET, header, "GET", TARGET)
+    own = Caller("bob", USER, key="key-2", max_requests=5)
+    again = gateways.unseal(
+        SECRET, gateways.seal(SECRET, own, "GET", TARGET).decode(), "GET", TARGET
+    )
+    assert Caller("bob", USER, gateway_key="key-2") == again, "the node has no such key"
+    for secret, method, target in (
+        (b"t" * 32, "GET", TARGET),
+        (b"", "GET", TARGET),
+        (SECRET, "POST", TARGET),
+        (SECRET, "GET", b"/v1/sandboxes"),
+        (SECRET, "GET", TARGET + b"0"),
+        (SECRET, "GET", b"/v1/keys"),
+    ):
+        assert gateways.unseal(secret, header, method, target) is None, (secret, method, target)
+    middle = len(header) // 2
+    for wrong in (
+        "", "x", "=", "é", "\u20ac", header[:-4], header[:40], f"{header}=", f"{header}AAAA", f" {header}",
+        f"{header[:middle]}\n{header[middle:]}", header[:middle] + "*" + header[middle:],
+    ):  # fmt: skip
+        assert gateways.unseal(SECRET, wrong, "GET", TARGET) is None, wrong
+
+
+def test_an_empty_secret_is_nobodys() -> None:
+    header = gateways.seal(b"", SEALED, "GET", TARGET).decode()
+    assert gateways.unseal(b"", header, "GET", TARGET) is None
+
+
+def test_a_seal_of_a_scope_that_is_none_opens_nothing() -> None:
+    header = gateways.seal(SECRET, Caller("ann", "root"), "GET", TARGET).decode()
+    assert gateways.unseal(SECRET, header, "GET", TARGET) is None
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "is_good"), [(-301, False), (-299, True), (299, True), (301, False)]
+)
+def test_a_seal_is_good_for_five_minutes_of_either_clock(
+    apart_s: float, is_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(gateways.time, "time", lambda: now)
+    header = gateways.seal(SECRET, SEALED, "GET", TARGET).decode()
+    monkeypatch.setattr(gateways.time, "time", lambda: now + apart_s)
+    assert is_good == (gateways.unseal(SECRET, header, "GET", TARGET) is not None)
+
+
 # -- the audit log -------------------------------------------------------------------------------
 
 
@@ -437,3 +491,27 @@ async def test_a_task_goes_on_after_its_request_was_cut(doors: Any) -> None:
         return sent[0]["status"], task.cancelling()
 
     assert (401, 0) == await asyncio.wait_for(asyncio.ensure_future(serve()), PATIENCE_S)
+
+
+async def test_who_does_not_read_does_not_keep_a_socket_open_whose_key_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Message] = []
+
+    async def take(message: Message) -> None:
+        sent.append(message)
+
+    async def stall(_message: Message) -> None:
+        await asyncio.Event().wait()
+
+    async def gone(_message: Message) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(middleware, "_CLOSE_S", 0.01)
+    for send in (stall, gone):
+        await asyncio.wait_for(middleware.close_cut(send), PATIENCE_S)
+    monkeypatch.setattr(middleware, "_CLOSE_S", PATIENCE_S)
+    await middleware.close_cut(take)
+    [closed] = sent
+    assert ("websocket.close", 1008) == (closed["type"], closed["code"])
+    assert 0 < len(closed["reason"].encode()) <= 123, "RFC 6455, 5.5"
