@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import stat
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -209,8 +211,10 @@ async def test_what_is_written_aside_for_another_user_goes_and_the_target_stays(
     assert (1 if size >= PIECE else 0) == len(aside), "the control"
     assert [] == os.listdir(root / "tmp")
     assert b"before" == target.read_bytes()
-    refused = await upload(rooted, live, [bytes(size)], query="path=/of-root")
+    aside.clear()
+    refused = await upload(rooted, live, [bytes(size)], query="path=/of-root", before_end=look)
     assert 400 == refused, "the sandbox's own user may not"
+    assert [] == aside, "nothing was written for it"
     # No command finds it here: what was put aside goes as well where it cannot be copied.
     monkeypatch.setattr(WithRoot, "check_user", lambda *_: None)
     query = f"path={target}&username=root"
@@ -445,3 +449,28 @@ async def test_a_sandbox_that_has_ended_by_itself_is_not_healthy(here: Here, liv
     live.inner.terminate()
     for _ in range(2):
         assert 502 == (await here.ask("GET", "/health", headers=headers)).status_code
+
+
+def test_a_copy_of_what_only_root_may_read_is_its_receivers_alone_or_not_there(
+    tmp_path: Path,
+) -> None:
+    """Other users inside may list the directory of copies."""
+    source, aside = tmp_path / "source", tmp_path / "aside"
+    source.write_text("secret")
+    source.chmod(0o644)
+
+    def take(path: Path, reference: Path) -> int:
+        command = ["/bin/sh", "-c", envd._TAKE, "sh", str(path), str(aside), str(reference)]
+        before = os.umask(0)
+        try:
+            done = subprocess.run(command, capture_output=True, check=False)
+        finally:
+            os.umask(before)
+        return done.returncode
+
+    assert 0 == take(source, tmp_path)
+    assert ("secret", 0o600) == (aside.read_text(), stat.S_IMODE(aside.stat().st_mode))
+    aside.unlink()
+    assert 44 == take(tmp_path / "none", tmp_path)
+    assert 1 == take(source, tmp_path / "none")
+    assert not aside.exists(), "of what could not be given away nothing is left"
