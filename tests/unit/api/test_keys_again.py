@@ -228,6 +228,20 @@ def test_uses_are_due_once_in_a_while(
     assert [False, True, False, False, True] == due
 
 
+def test_a_removed_key_and_its_tokens_stay_removed_after_a_restart(
+    authenticator: Authenticator, store: Store
+) -> None:
+    record, text = authenticator.make(owner="ann", scope=USER)
+    caller = authenticator.caller(text)
+    assert caller is not None
+    _, token = authenticator.make_token(caller, "sbx-1", "ann", None)
+    assert [True, True] == [Authenticator(store).caller(each) is not None for each in (text, token)]
+    authenticator.remove(record.id, OPS, this_key=False)
+    for known in (authenticator, Authenticator(store)):
+        assert [None, None] == [known.caller(each) for each in (text, token)]
+    assert [] == authenticator.every()
+
+
 def test_a_token_of_another_key_stays_when_one_is_removed(authenticator: Authenticator) -> None:
     makers = [opened(authenticator) for _ in range(2)]
     texts = [authenticator.make_token(each, "sbx-1", "ann", None)[1] for each in makers]
@@ -426,6 +440,27 @@ async def test_what_was_made_is_told_to_gateways_alone_and_written_down(
     await asyncio.sleep(0)
     written = [json.loads(line) for line in (tmp_path / "audit.log").read_bytes().splitlines()]
     assert [("bob", "sbx-new"), ("ann", "sbx-new")] == [(e["client"], e["made"]) for e in written]
+
+
+async def test_the_first_of_two_fields_of_one_name_counts(doors: Any) -> None:
+    """As at what is in front of the server, which may have looked at that one."""
+    door = doors(answer)
+    for first, second, status in ((door.key, "rf_x.y", 200), ("rf_x.y", door.key, 401)):
+        fields = [(b"host", b"localhost"), (b"x-api-key", first.encode())]
+        fields.append((b"x-api-key", second.encode()))
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/sandboxes"}
+        scope |= {"raw_path": b"/v1/sandboxes", "query_string": b"", "headers": fields}
+        scope |= {"client": ("10.0.0.1", 1)}
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message, sent: list[Message] = sent) -> None:
+            sent.append(message)
+
+        await door.app(scope, receive, send)
+        assert status == sent[0]["status"]
 
 
 async def test_who_has_a_key_is_not_told_of_the_refusals_of_its_address(

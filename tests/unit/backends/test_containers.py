@@ -261,6 +261,19 @@ class TestEngines:
             with pytest.raises(BackendUnavailable, match=f"at unix://{tmp_path}/{name}:"):
                 engine.connect(given)
 
+    def test_an_engine_that_does_not_answer_is_not_waited_for_forever(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        docker = pytest.importorskip("docker")
+        asked: list[dict[str, Any]] = []
+        monkeypatch.setattr(docker, "DockerClient", lambda **how: asked.append(how))
+        where = f"unix://{tmp_path}/s"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(tmp_path / "s"))
+            listening.listen(1)
+            engine.connect(where)
+        assert [{"base_url": where, "timeout": engine._PATIENCE_S}] == asked
+
     def test_podman_is_known_by_its_components(self) -> None:
         assert engine.is_podman(engine_of(podman=True))
         assert not engine.is_podman(engine_of())

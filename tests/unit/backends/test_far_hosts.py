@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -109,6 +110,27 @@ def test_one_that_does_not_start_leaves_nothing(command: list[str]) -> None:
         backend.provision(SandboxSpec())
     assert before == len(os.listdir("/proc/self/fd"))
     assert set(children_of_ours()) <= children
+    assert (set(), {}) == (set(backend._making), dict(backend._live))
+
+
+def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_READY_S", 0.05)
+    monkeypatch.setattr(stream, "_PATIENCE_S", 0.05)
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*args: Any, **how: Any) -> Any:
+        started.append(real(*args, **how))
+        return started[-1]
+
+    monkeypatch.setattr(stream.subprocess, "Popen", start)
+    backend = backend_of("sleep", "600")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(IsolationError, match="did not start"):
+        backend.provision(SandboxSpec())
+    [process] = started
+    assert -signal.SIGKILL == process.returncode
+    assert before == len(os.listdir("/proc/self/fd"))
     assert (set(), {}) == (set(backend._making), dict(backend._live))
 
 
