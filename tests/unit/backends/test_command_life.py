@@ -20,7 +20,7 @@ from ringfence.backends.command import place as place_module
 from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.command.launchers import Launcher
 from ringfence.backends.command.report import CommandReader
-from ringfence.backends.command.sandbox import CommandSandbox
+from ringfence.backends.command.sandbox import NO_STOP, CommandSandbox
 from ringfence.backends.local.agents.agents import NoIsolationError, settings
 from ringfence.backends.local.agents.contained import AGENT
 from ringfence.backends.local.answers import Refused
@@ -35,6 +35,8 @@ from ringfence.errors import (
 )
 from ringfence.launcher import wire
 from ringfence.model import NetworkPolicy, NetworkRule
+from ringfence.model import capabilities as can
+from ringfence.model.capabilities import ENFORCED, MISSING, Protection
 from ringfence.model.limits import Limits
 from ringfence.model.mount import Mount
 from ringfence.model.spec import SandboxSpec
@@ -316,6 +318,11 @@ class TestStarting:
             assert not backend.saves or within
             lacks = report.lacking(backend)
             assert bool(within) != ("mount" in lacks)
+            for stops in (True, False):
+                backend.can_stop = stops
+                found = report.lacking(backend)
+                why = None if stops else NO_STOP
+                assert [why] * 2 == [found.get(name) for name in (can.SUSPEND, can.RESUME)]
             with pytest.raises(Unsupported):
                 backend.check(SandboxSpec(limits=Limits(cpus=1.0)))
             backend.check(SandboxSpec(limits=Limits(cpus=1.0), allow_degraded=("cpu_limit",)))
@@ -560,6 +567,21 @@ class TestReading:
         made = self.reader(version=0)
         for verdict in (made.memory_limit(), made.pids_limit(), made.disk_quota()):
             assert "degraded" == verdict[0]
+
+    def test_what_was_read_is_told_before_what_is_declared(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = Protection("namespaces", MISSING, "it has none")
+        monkeypatch.setattr(report.ContainedReader, "read", lambda _self: (read,))
+        made = self.reader()
+        made._seals = {"namespaces": "it makes them", "seccomp": "it filters"}
+        found = {each.name: each for each in made.read()}
+        assert read is found["namespaces"]
+        assert (ENFORCED, "as its documentation says: it filters") == (
+            found["seccomp"].status,
+            found["seccomp"].why,
+        )
+        assert {"namespaces", "seccomp"} == {*found}
 
     def test_what_is_declared_is_told_only_where_nothing_is_read(self) -> None:
         made, read = self.reader(), ("missing", "x", "")
