@@ -242,6 +242,21 @@ def test_a_removed_key_and_its_tokens_stay_removed_after_a_restart(
     assert [] == authenticator.every()
 
 
+def test_a_token_whose_maker_is_not_known_any_more_opens_nothing(
+    authenticator: Authenticator,
+) -> None:
+    """Another gateway may have removed the key, and this one has read of it in two steps."""
+    maker = opened(authenticator)
+    _, text = authenticator.make_token(maker, "sbx-1", "ann", 100.0)
+    token = authenticator.caller(text)
+    assert token is not None
+    assert authenticator.opens_until(token) > time.time()
+    del authenticator._known[maker.key]
+    assert authenticator.caller(text) is None
+    assert authenticator.holder(token.key) is None
+    assert 0.0 == authenticator.opens_until(token)
+
+
 def test_a_token_of_another_key_stays_when_one_is_removed(authenticator: Authenticator) -> None:
     makers = [opened(authenticator) for _ in range(2)]
     texts = [authenticator.make_token(each, "sbx-1", "ann", None)[1] for each in makers]

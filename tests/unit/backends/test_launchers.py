@@ -135,6 +135,8 @@ def test_no_path_ends_a_string_of_the_profile() -> None:
     text = profile(['/a") (allow default) ("'], [])
 
     assert '(subpath "/a\\") (allow default) (\\"")' in text
+    assert '(subpath "/a\\\\")' in profile(["/a\\"], []), "nor does a backslash at its end"
+    assert '(subpath "/a\\\\\\"b")' in profile(['/a\\"b'], [])
     for bad in ("relative", "/a\0b", "/a\n(allow default)"):
         with pytest.raises(ValueError, match="cannot be written in a Seatbelt profile"):
             profile([], [bad])
