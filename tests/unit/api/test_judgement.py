@@ -442,6 +442,10 @@ def test_every_mount_is_judged_and_every_part_of_its_path(tmp_path: Path) -> Non
         memory = SandboxSpec(memory_dir=bad)
         assert "memory_dir" == field_of(ANN, memory, host_roots=[str(root)]), bad
     assert "" == field_of(ANN, SandboxSpec(memory_dir=str(root)), host_roots=[str(root)])
+    (tmp_path / "way").symlink_to(root)
+    for source, refused in ((root, ""), (root / "in", ""), (tmp_path / "way", "mounts[0].source")):
+        spec = SandboxSpec(mounts=(Mount("/m", str(source)),))
+        assert refused == field_of(ANN, spec, host_roots=[str(tmp_path / "way")]), source
 
 
 @pytest.mark.parametrize(
