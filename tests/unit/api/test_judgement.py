@@ -628,7 +628,8 @@ def test_an_execution_gets_no_more_than_the_ceilings(name: str) -> None:
     most = Ceilings(Limits(memory_bytes=64 << 20, cpus=2.0, wall_time_s=30))
     bound = {"memory_mb": 64, "cpus": 2.0, "timeout_secs": 30}[name]
     for value, refused in ((bound, ""), (bound + 1, name)):
-        asked = ExecutionRequest("true", **{name: value})
+        given: dict[str, Any] = {name: value}
+        asked = ExecutionRequest("true", **given)
         assert refused == field_of(ANN, asked, most=most)
 
 
@@ -638,5 +639,6 @@ def test_an_execution_gets_no_more_than_the_ceilings(name: str) -> None:
 def test_a_command_gets_no_more_than_the_ceilings(name: str, ceiling: str) -> None:
     most = Ceilings(Limits(**{ceiling: 30}))
     for value, refused in ((30, ""), (31, name)):
-        asked = ExecRequest(("true",), **{name: value})
+        given: dict[str, Any] = {name: value}
+        asked = ExecRequest(("true",), **given)
         assert refused == field_of(ANN, asked, most=most)

@@ -23,6 +23,7 @@ from ringfence.backends.command.report import CommandReader
 from ringfence.backends.command.sandbox import NO_STOP, CommandSandbox
 from ringfence.backends.local.agents.agents import NoIsolationError, settings
 from ringfence.backends.local.agents.contained import AGENT
+from ringfence.backends.local.agents.posture import ContainedReader
 from ringfence.backends.local.answers import Refused
 from ringfence.backends.local.host import cgroups, ranges
 from ringfence.backends.local.host.facts import host
@@ -391,9 +392,12 @@ def sandbox(
     given_back: list[int] = []
     with pytest.MonkeyPatch.context() as patched:
         give_back = backend._ids().give_back
-        patched.setattr(
-            backend._ids(), "give_back", lambda ids: (given_back.append(ids), give_back(ids))
-        )
+
+        def giving_back(first: int) -> None:
+            given_back.append(first)
+            give_back(first)
+
+        patched.setattr(backend._ids(), "give_back", giving_back)
         made.terminate()
     assert ([made.host_ids] if made.host_ids else []) == given_back
     assert {} == backend._live
@@ -572,7 +576,7 @@ class TestReading:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = Protection("namespaces", MISSING, "it has none")
-        monkeypatch.setattr(report.ContainedReader, "read", lambda _self: (read,))
+        monkeypatch.setattr(ContainedReader, "read", lambda _self: (read,))
         made = self.reader()
         made._seals = {"namespaces": "it makes them", "seccomp": "it filters"}
         found = {each.name: each for each in made.read()}

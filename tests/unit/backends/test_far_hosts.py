@@ -123,7 +123,7 @@ def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
         started.append(real(*args, **how))
         return started[-1]
 
-    monkeypatch.setattr(stream.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     backend = backend_of("sleep", "600")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(IsolationError, match="did not start"):

@@ -11,6 +11,7 @@ from ringfence.backends.command.backend import CommandBackend
 from ringfence.backends.command.codex import codex as codex_launcher
 from ringfence.backends.command.launchers import Launcher
 from ringfence.backends.command.seatbelt import profile
+from ringfence.backends.local.mounts import template
 from ringfence.errors import BackendUnavailable
 from ringfence.model.spec import SandboxSpec
 
@@ -70,7 +71,7 @@ def test_directories_of_proc_are_hidden_by_empty_ones_that_cannot_be_written(
     (tmp_path / "d").mkdir()
     (tmp_path / "f").touch()
     hidden = [str(tmp_path / name) for name in "df"]
-    monkeypatch.setattr(launchers.template, "masked", lambda: hidden)
+    monkeypatch.setattr(template, "masked", lambda: hidden)
     directory, file = hidden
     command = launchers.bubblewrap().command(WORDS, [])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ringfence.backends.command import place
+from ringfence.backends.local.host import own_places
 
 
 @pytest.fixture
@@ -143,11 +144,11 @@ def test_a_sweep_takes_what_was_left_and_neither_what_is_in_use_nor_what_is_anot
 def test_the_place_of_all_can_be_passed_through_and_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = place.place_in, list[str]()
+    asked: list[str] = []
 
     def place_in(shared: str, name: str, mode: int) -> str:
         asked.append(shared)
-        return real(str(tmp_path), name, mode)
+        return own_places.place_in(str(tmp_path), name, mode)
 
     monkeypatch.setattr(place, "place_in", place_in)
     info = os.stat(place.base())
