@@ -486,6 +486,21 @@ class TestUnderBubblewrap:
         assert stats.pids is not None
         assert stats.memory_bytes is not None
 
+    def test_nothing_is_frozen_where_no_cgroup_can_do_that(self, sandbox: CommandSandbox) -> None:
+        done: list[str] = []
+        group: Any = SimpleNamespace(
+            freeze=lambda: done.append("freeze"), thaw=lambda: done.append("thaw")
+        )
+        one: Any = SimpleNamespace(group=group, owner=sandbox.owner)
+        for group.can_freeze in (False, True):
+            for frozen in (True, False):
+                if group.can_freeze:
+                    CommandSandbox._freeze(one, frozen)
+                else:
+                    with pytest.raises(Unsupported, match="cgroup to freeze"):
+                        CommandSandbox._freeze(one, frozen)
+        assert ["freeze", "thaw"] == done
+
     def test_where_nothing_can_stand_still_nothing_is_saved(
         self, sandbox: CommandSandbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
