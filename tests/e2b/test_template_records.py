@@ -260,6 +260,10 @@ async def test_an_upload_is_for_a_hash_and_a_template_that_are_there(
     ):
         signature = here.shared.tokens.upload(at, name, until)
         url = f"/templates/{at}/files/{name}?until={until}&signature={signature}"
+        of_no_time = here.shared.tokens.upload(at, name, 0)
+        for wrong in ("x", "", "-1", "1" * 12, "0"):
+            refused = f"/templates/{at}/files/{name}?until={wrong}&signature={of_no_time}"
+            assert 401 == (await here.ask("PUT", refused, content=b"files")).status_code, wrong
         assert status == (await here.ask("PUT", url, content=b"x")).status_code, (at, name)
 
 

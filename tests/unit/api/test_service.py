@@ -247,6 +247,22 @@ async def test_a_request_is_let_in_by_its_key_host_page_and_body(service: Servic
         assert (APP if headers.get("origin") == APP else None) == shown
 
 
+async def test_a_stranger_is_refused_once_to_a_connection(service: Service) -> None:
+    """Whoever has a key goes on with it, also after a refusal."""
+    ask = Asked(service)
+    for path, headers, status, closes in (
+        ("/v1/sandboxes", {}, 401, True),
+        ("/v1/sandboxes", {"x-api-key": "rf_x.y"}, 401, True),
+        ("/v1/sandboxes", {**ask.key, "origin": "https://evil.test"}, 403, True),
+        ("/v1/keys", ask.key, 403, False),
+        ("/v1/sandboxes", ask.key, 200, False),
+    ):
+        answered = await ask("GET", path, headers=headers)
+        assert status == answered.status_code, (path, headers)
+        found = "close" == answered.headers.get("connection")
+        assert closes == found, (path, headers)
+
+
 @pytest.mark.parametrize(
     ("given", "is_kept"),
     [

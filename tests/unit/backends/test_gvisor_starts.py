@@ -503,6 +503,25 @@ class TestViews:
         assert ids.taken == ids.returned
         jailer.close()
 
+    def test_images_of_an_ordinary_user_need_no_mapped_ids(
+        self, jailer: Jailer, ids: Ids, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = jailer.ask
+
+        def ask(verb: str, argument: Any, fds: Any = (), **how: Any) -> Any:
+            found = real(verb, argument, fds, **how)
+            return (b"0", []) if verb == "views" else found
+
+        monkeypatch.setattr(jailer, "ask", ask)
+        here = SimpleNamespace(**{**vars(host()), "trusted_root": False})
+        monkeypatch.setattr(views, "host", lambda: here)
+        made = Views(self.backend_of(ids), jailer, wanted=True)  # type: ignore[arg-type]
+        image: Any = SimpleNamespace(owner=(3, 4))
+        assert ("", "") == (made.why_not(None), made.why_not(image))
+        assert [] == ids.taken
+        made.close()
+        jailer.close()
+
     def test_a_view_of_a_parent_is_not_ended_by_its_child(self, jailer: Jailer, ids: Ids) -> None:
         made = Views(self.backend_of(ids), jailer, wanted=True)  # type: ignore[arg-type]
         jailer.owner = 1
