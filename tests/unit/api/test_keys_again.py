@@ -228,6 +228,30 @@ def test_uses_are_due_once_in_a_while(
     assert [False, True, False, False, True] == due
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "rf_",
+        "rf_.",
+        "rf_x",
+        "rf_é.é",
+        "rf_x.\udc80",
+        "x",
+        "e2b_",
+        "e2b_zz",
+        "e2b_ff",
+        "e2b_c3a9",
+    ],
+)
+def test_what_can_be_no_key_opens_nothing(authenticator: Authenticator, text: str) -> None:
+    record, key = authenticator.make(owner="ann", scope=USER)
+    assert authenticator.caller(text) is None
+    for wrong in (key[:-1], f"{key}\udc80", key.replace(".", ""), f"rf_{record.id}."):
+        assert authenticator.caller(wrong) is None
+    assert authenticator.caller(key)
+
+
 def test_a_removed_key_and_its_tokens_stay_removed_after_a_restart(
     authenticator: Authenticator, store: Store
 ) -> None:
