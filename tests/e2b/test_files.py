@@ -474,3 +474,23 @@ def test_a_copy_of_what_only_root_may_read_is_its_receivers_alone_or_not_there(
     assert 44 == take(tmp_path / "none", tmp_path)
     assert 1 == take(source, tmp_path / "none")
     assert not aside.exists(), "of what could not be given away nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("plain-1.txt", "plain-1.txt"),
+        ('a"b', "a?b"),
+        ("a\nb: c", "a?b: c"),
+        ("a\\b", "a?b"),
+        ("é", "?"),
+    ],
+)
+async def test_a_name_of_a_file_ends_no_field_of_the_answer(
+    here: Here, live: Live, home: Path, name: str, shown: str
+) -> None:
+    (home / name).write_bytes(b"x")
+    query = {"path": name}
+    answer = await here.ask("GET", "/files", headers=token(here, live), params=query)
+    assert (200, b"x") == (answer.status_code, answer.content)
+    assert f'inline; filename="{shown}"' == answer.headers["content-disposition"]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ringfence import Limits, SandboxSpec
-from ringfence.e2b import template_steps
+from ringfence.e2b import template_steps, templates
 from ringfence.e2b.settings import E2BSettings
 from ringfence.model.template import TemplateRequest, TemplateStep
 from ringfence.store.templates import FAILED, READY
@@ -294,3 +294,18 @@ async def test_a_build_that_failed_says_at_which_step_and_why(here: Here, ann: C
         found = (await ann("GET", f"/templates/app/builds/{made['buildID']}/status")).json()
         assert "error" == found["status"]
         assert {"message": message, "step": shown, "logEntries": []} == found["reason"]
+
+
+async def test_a_template_that_meanwhile_is_anothers_is_not_removed(
+    here: Here, ann: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for as the caller's, and removed as the caller's."""
+    made = await ann.reserve("app")
+    record = here.manager.templates.records.get(made["templateID"])
+    assert record is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(templates, "_find", lambda _call: record)
+        assert 404 == (await bob("DELETE", f"/templates/{record.id}")).status_code
+    assert here.manager.templates.records.get(record.id) is not None
+    assert 204 == (await ann("DELETE", f"/templates/{record.id}")).status_code
+    assert here.manager.templates.records.get(record.id) is None

@@ -25,6 +25,7 @@ from ringfence.api.access.open_requests import OpenRequests
 from ringfence.api.access.peer import PEER, Peer
 from ringfence.api.access.permissions import JSON, STREAM, WEBSOCKET, Found, Rule
 from ringfence.api.service import Service, Settings
+from ringfence.errors import InvalidRequest
 from ringfence.store.records import LIVE, SandboxRecord
 from ringfence.store.store import Store
 
@@ -250,6 +251,29 @@ def test_what_can_be_no_key_opens_nothing(authenticator: Authenticator, text: st
     for wrong in (key[:-1], f"{key}\udc80", key.replace(".", ""), f"rf_{record.id}."):
         assert authenticator.caller(wrong) is None
     assert authenticator.caller(key)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("", True),
+        ("a" * 255, True),
+        ("a" * 256, False),
+        ("a\nb", False),
+        ("a\x1b[2J", False),
+        ("é b", True),
+    ],
+)
+def test_a_name_of_a_key_can_be_shown_in_a_line(
+    authenticator: Authenticator, name: str, is_one: bool
+) -> None:
+    if is_one:
+        assert name == authenticator.make(owner="ann", scope=USER, name=name)[0].name
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        authenticator.make(owner="ann", scope=USER, name=name)
+    assert "name" == refused.value.field
+    assert [] == authenticator.every()
 
 
 def test_a_removed_key_and_its_tokens_stay_removed_after_a_restart(
@@ -500,6 +524,27 @@ async def test_the_first_of_two_fields_of_one_name_counts(doors: Any) -> None:
 
         await door.app(scope, receive, send)
         assert status == sent[0]["status"]
+
+
+async def test_no_more_is_read_of_a_body_that_is_refused(doors: Any) -> None:
+    door, taken = doors(answer), list[bytes]()
+    fields = [(b"host", b"localhost"), (b"x-api-key", door.key.encode())]
+    fields.append((b"transfer-encoding", b"chunked"))
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/sandboxes"}
+    scope |= {"raw_path": b"/v1/sandboxes", "query_string": b"", "headers": fields}
+    scope |= {"client": ("10.0.0.1", 1)}
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        taken.append(b" {" if not taken else b"more")
+        return {"type": "http.request", "body": taken[-1], "more_body": len(taken) < 50}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await door.app(scope, receive, send)
+    assert 422 == sent[0]["status"]
+    assert [b" {", b"more"] == taken
 
 
 async def test_who_has_a_key_is_not_told_of_the_refusals_of_its_address(

@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from ringfence.backends.gvisor import ahead as module
 from ringfence.backends.gvisor import attach, places, plan, root, snapshots, warm
+from ringfence.backends.gvisor import runsc as programs
 from ringfence.backends.gvisor import sandbox as gvisor_sandbox
 from ringfence.backends.gvisor.ahead import Ahead
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
@@ -417,3 +419,13 @@ def test_names_of_an_image_are_closed_however_a_save_ends(error: Exception | Non
     plain: Any = SimpleNamespace(image=None)
     with snapshots._names(plain) as names:
         assert [] == names
+
+
+def test_only_a_program_that_may_be_run_is_taken_for_gvisor(tmp_path: Path) -> None:
+    for name, mode in (("a", 0o644), ("b", 0o755), ("c", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "runsc").touch()
+        (tmp_path / name / "runsc").chmod(mode)
+    places = tuple(str(tmp_path / name) for name in ("none", *"abc"))
+    assert str(tmp_path / "b" / "runsc") == programs._first_of(places)
+    assert programs._first_of(places[:2]) is None
