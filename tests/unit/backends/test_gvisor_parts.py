@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from ringfence.backends.gvisor import ahead as module
-from ringfence.backends.gvisor import attach, places, plan, root, snapshots, warm
+from ringfence.backends.gvisor import asked, attach, places, plan, root, snapshots, warm
 from ringfence.backends.gvisor import runsc as programs
 from ringfence.backends.gvisor import sandbox as gvisor_sandbox
 from ringfence.backends.gvisor.ahead import Ahead
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
 from ringfence.backends.gvisor.warm import GvisorWarm, is_bindable, kind_of
+from ringfence.backends.local.host import accounts
+from ringfence.backends.local.host.facts import host
 from ringfence.errors import InvalidRequest, IsolationError, LifecycleError, Unsupported
 from ringfence.model.limits import Limits
 from ringfence.model.mount import READ_ONLY, READ_WRITE, Mount
@@ -429,3 +431,28 @@ def test_only_a_program_that_may_be_run_is_taken_for_gvisor(tmp_path: Path) -> N
     places = tuple(str(tmp_path / name) for name in ("none", *"abc"))
     assert str(tmp_path / "b" / "runsc") == programs._first_of(places)
     assert programs._first_of(places[:2]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tier": "light"}, "tier"),
+        ({"template": "other"}, "template"),
+        ({"profile": "other"}, "profile"),
+        ({"profile": "own_root"}, "profile"),
+        ({"network": NetworkPolicy.parse("unrestricted"), "profile": "unrestricted"}, "network"),
+        ({"limits": Limits(io_bytes_per_s=1 << 20)}, "limits.io_bytes_per_s"),
+        ({"limits": Limits(memory_bytes=1 << 20)}, "limits.memory_bytes"),
+        ({"secrets": {"KEY": "x"}, "env": {"KEY": "y"}}, "secrets"),
+        ({"mounts": (Mount("/data", "/no/such/directory"),)}, "mounts[0].source"),
+    ],
+)
+def test_each_thing_that_gvisor_does_not_do_is_refused_by_its_field(
+    changes: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = SimpleNamespace(**{**vars(host()), "trusted_root": False})
+    monkeypatch.setattr(accounts, "host", lambda: here)
+    asked.check(SandboxSpec(tier="strong"))
+    with pytest.raises((Unsupported, InvalidRequest)) as refused:
+        asked.check(SandboxSpec(**{"tier": "strong", **changes}))
+    assert (refused.value.field or "").startswith(field.partition("[")[0])
