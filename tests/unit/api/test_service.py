@@ -247,6 +247,37 @@ async def test_a_request_is_let_in_by_its_key_host_page_and_body(service: Servic
         assert (APP if headers.get("origin") == APP else None) == shown
 
 
+@pytest.mark.parametrize(("announced", "status"), [(1000, 200), (1001, 413)])
+async def test_a_body_that_is_announced_as_too_large_is_not_begun(
+    service: Service, announced: int, status: int
+) -> None:
+    _, text = service.authenticator.make(owner="ann", scope=USER)
+    sent: list[Message] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Message:
+        raise AssertionError("nothing of it is read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    fields = {"host": "localhost", "x-api-key": text, "content-length": str(announced)}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/sandboxes",
+        "raw_path": b"/v1/sandboxes",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+        "client": ("127.0.0.1", 1),
+    }
+    await AccessMiddleware(app, service)(scope, receive, send)
+    assert status == sent[0]["status"]
+
+
 async def test_a_stranger_is_refused_once_to_a_connection(service: Service) -> None:
     """Whoever has a key goes on with it, also after a refusal."""
     ask = Asked(service)

@@ -31,6 +31,7 @@ from ringfence.errors import (
     BackendUnavailable,
     InvalidRequest,
     IsolationError,
+    LifecycleError,
     RingfenceError,
     Unsupported,
 )
@@ -500,6 +501,19 @@ class TestUnderBubblewrap:
                     with pytest.raises(Unsupported, match="cgroup to freeze"):
                         CommandSandbox._freeze(one, frozen)
         assert ["freeze", "thaw"] == done
+
+    def test_one_that_has_ended_says_so_before_it_says_that_nobody_connects(self) -> None:
+        def asleep() -> None:
+            raise LifecycleError("it has ended")
+
+        launcher = Launcher("mine", ("x",), lacks={can.CONNECT: "nobody may"})
+        backend: Any = SimpleNamespace(launcher=launcher, name="mine")
+        one: Any = SimpleNamespace(owner=backend, backend=backend, require_awake=asleep)
+        with pytest.raises(LifecycleError, match="it has ended"):
+            CommandSandbox.connect(one, 80)
+        one.require_awake = lambda: None
+        with pytest.raises(Unsupported, match="nobody may"):
+            CommandSandbox.connect(one, 80)
 
     def test_where_nothing_can_stand_still_nothing_is_saved(
         self, sandbox: CommandSandbox, monkeypatch: pytest.MonkeyPatch

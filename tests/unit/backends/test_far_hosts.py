@@ -51,6 +51,7 @@ def hello(content: bytes) -> tuple[dict[str, Any], bytes]:
         far.sendall(content)
         far.shutdown(socket.SHUT_WR)
         found: tuple[dict[str, Any], bytes] = backend_of()._hello(near, process, errors)
+        assert near.gettimeout() is None, "the far end may be quiet for hours"
         return found
     finally:
         process.wait()
