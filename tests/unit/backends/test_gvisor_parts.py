@@ -456,3 +456,14 @@ def test_each_thing_that_gvisor_does_not_do_is_refused_by_its_field(
     with pytest.raises((Unsupported, InvalidRequest)) as refused:
         asked.check(SandboxSpec(**{"tier": "strong", **changes}))
     assert (refused.value.field or "").startswith(field.partition("[")[0])
+
+
+def test_a_program_that_was_written_anew_in_place_is_asked_for_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "runsc"
+    path.touch(mode=0o755)
+    for number, version in enumerate(("20250101", "20260202")):
+        path.write_text(f"#!/bin/sh\necho 'runsc version release-{version}.0'\n")
+        os.utime(path, (number, number))
+        found = programs.find(str(path))
+        assert int(version) == found.released
+        assert found is programs.find(str(path)), "asked once"

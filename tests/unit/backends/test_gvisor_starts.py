@@ -563,6 +563,21 @@ class TestPlans:
         assert 0o600 == mode
         return json.loads(content)
 
+    def test_saved_memory_is_shown_to_the_jail_read_only(
+        self, program: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "memory").touch()
+        plan = self.plan(program, memory=str(tmp_path / "memory"))
+        shown = f"{places.SAVED}/{places.MEMORY}"
+        [at] = [step[2] for step in plan["steps"] if step[:2] == ("show", shown)]
+        tree = plan["trees"][at]
+        wanted = template.tree(str(tmp_path / "memory"), template.READ_ONLY)
+        assert (wanted["source"], wanted["attributes"]) == (tree["source"], tree["attributes"])
+        assert ["restore", f"--image-path={places.SAVED}"] == [
+            each for each in plan["argv"] if each == "restore" or each.startswith("--image-path")
+        ]
+        assert "restore" not in self.plan(program)["argv"]
+
     def test_the_jail_has_its_own_network_rights_and_limits(self, program: str) -> None:
         plan = self.plan(program)
         assert (True, None, runsc.DESCRIPTORS) == (
