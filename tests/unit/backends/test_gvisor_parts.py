@@ -19,6 +19,7 @@ from ringfence.backends.gvisor import sandbox as gvisor_sandbox
 from ringfence.backends.gvisor.ahead import Ahead
 from ringfence.backends.gvisor.sandbox import GvisorSandbox
 from ringfence.backends.gvisor.warm import GvisorWarm, is_bindable, kind_of
+from ringfence.backends.local import journal
 from ringfence.backends.local.host import accounts
 from ringfence.backends.local.host.facts import host
 from ringfence.errors import InvalidRequest, IsolationError, LifecycleError, Unsupported
@@ -467,3 +468,18 @@ def test_a_program_that_was_written_anew_in_place_is_asked_for_its_version(tmp_p
         found = programs.find(str(path))
         assert int(version) == found.released
         assert found is programs.find(str(path)), "asked once"
+
+
+def test_what_a_sandbox_held_is_given_back_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(journal, "give_up", lambda *what: done.append(what))
+    errors = os.open("/dev/null", os.O_RDONLY)
+    owner = SimpleNamespace(released=done.append)
+    one: Any = SimpleNamespace(
+        errors=errors, protected=["paths"], note="note", id="mine", jailer="jailer", owner=owner
+    )
+    GvisorSandbox._let_go(one)
+    assert [(["paths"], "note", "mine", "jailer"), one] == done
+    assert -1 == one.errors
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(errors)
