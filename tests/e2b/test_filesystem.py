@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,3 +340,33 @@ async def test_a_watch_is_closed_when_it_is_removed_has_ended_or_is_not_asked(
     monkeypatch.setattr(watchers, "_IDLE_S", -1.0)
     watch.found.put_nowait([])
     await is_closed(watch)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_truncated", "code"),
+    [
+        (0, False, ""),
+        (0, True, "resource_exhausted"),
+        (filesystem._MOST_ENTRIES - 1, False, ""),
+        (filesystem._MOST_ENTRIES, False, "resource_exhausted"),
+    ],
+)
+def test_what_another_user_may_list_is_listed_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, more: int, is_truncated: bool, code: str
+) -> None:
+    stdout = b"f 644 3 1.5 /d/a\0\0" + b"d 755 0 1.5 /d/b\0\0" * more
+    found: Any = SimpleNamespace(
+        exit_code=0, ok=True, stdout=stdout, truncated=is_truncated, stderr_text=""
+    )
+    call: Any = SimpleNamespace(
+        inside=SimpleNamespace(sandbox=SimpleNamespace(exec=lambda *_args, **_how: found))
+    )
+    monkeypatch.setattr(filesystem, "user_of", lambda _call: "alice")
+    if code:
+        with pytest.raises(RpcError) as refused:
+            filesystem._found_by_named(call, "/d", 1)
+        assert code == refused.value.code
+        return
+    infos = filesystem._found_by_named(call, "/d", 1)
+    assert 1 + more == len(infos)
+    assert ("/d/a", 3, 0o644) == (infos[0].path, infos[0].size_bytes, infos[0].mode)
