@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -153,6 +154,11 @@ class TestStarting:
         monkeypatch.setattr(limits, "start", start)
         monkeypatch.setattr(backend, "_wait_for_agent", agent)
         monkeypatch.setattr(module, "first_inside", lambda _pid: None)
+
+        def end(process: Any) -> None:
+            assert -signal.SIGKILL == process.wait(30), "it is killed before it is waited for"
+
+        monkeypatch.setattr(module, "end", end)
         assert "gives no PID namespace" in failing(backend)
         assert started[0].returncode is not None
         with pytest.raises(OSError, match="Bad file"):
@@ -196,6 +202,33 @@ class TestStarting:
             with pytest.raises(error, match=why) as refusal:
                 backend._wait_for_agent(ours, errors.fileno())
         assert error is type(refusal.value)
+
+    @pytest.mark.parametrize("version", [0, 2])
+    def test_an_agent_samples_what_no_cgroup_bounds(
+        self, version: int, places: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        layout = SimpleNamespace(version=version, bases={}, why="nobody may", has=lambda _: False)
+        monkeypatch.setattr(cgroups, "Layout", lambda: layout)
+        monkeypatch.setattr(cgroups, "sweep", lambda _layout: None)
+        told: list[dict[str, Any]] = []
+
+        def tell(*given: Any, **how: Any) -> Any:
+            told.append(how)
+            return settings(*given, **how)
+
+        def start(*_args: Any, **_how: Any) -> Any:
+            raise OSError("there is none")
+
+        monkeypatch.setattr(module, "settings", tell)
+        monkeypatch.setattr(limits, "start", start)
+        backend = backend_of(Launcher("mine", ("x",)))
+        spec = SPEC.altered(
+            limits=Limits(pids=33, memory_bytes=1 << 28), allow_degraded=("pids_limit",)
+        )
+        failing(backend, spec)
+        assert [(0, 0) if version else (33, 1 << 28)] == [how["samples"] for how in told]
+        assert 1 == len(places)
+        backend.close()
 
     def test_what_others_left_is_swept_once(
         self, places: list[Any], monkeypatch: pytest.MonkeyPatch
