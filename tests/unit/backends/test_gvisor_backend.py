@@ -615,6 +615,10 @@ def test_a_policy_is_taken_into_the_jail_and_its_sockets_out() -> None:
     assert [("network", {"network": "plan"}, [])] == entered
     with pytest.raises(NetworkPolicyError, match="without network"):
         network.check(NetworkPolicy.parse("a.test"))
+    network._sandbox.has_network = True
+    network.check(NetworkPolicy.parse("a.test"))
+    with pytest.raises(NetworkPolicyError, match="the host's own network"):
+        network.check(NetworkPolicy.parse("unrestricted"))
 
 
 def test_limits_are_asked_for_beyond_what_the_guest_may_have(
