@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from ..backends.optional import Durable, Tenanted
-from ..errors import LifecycleError, RingfenceError, SandboxLost
+from ..errors import ExecError, LifecycleError, RingfenceError, SandboxLost
 from ..model.base.ids import new_id
 from ..store import records
 from . import selection
@@ -218,10 +218,13 @@ class Maker:
         """
         try:
             terminate()
-        except RingfenceError as exc:
+        except Exception as exc:
             self.undying[sandbox_id] = str(exc)
             self._note(sandbox_id, phase=records.ENDING, reason=reason)
-            raise
+            if isinstance(exc, RingfenceError):
+                raise
+            # Callers that end several sandboxes go on after a RingfenceError alone.
+            raise ExecError(f"the sandbox could not be ended: {type(exc).__name__}: {exc}") from exc
         self.ended(sandbox_id, reason, session_id)
         self._slots.give_back()
 

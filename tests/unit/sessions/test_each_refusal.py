@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from tests.unconfined import Unconfined
 from tests.unit.sessions.timing import FakeClock
 
 from ringfence.errors import (
+    ExecError,
     InvalidRequest,
     IoError,
     LifecycleError,
@@ -392,12 +394,25 @@ def _fail(*_: Any) -> Any:
 # -- ends ---------------------------------------------------------------------------------------
 
 
-def test_one_that_does_not_die_keeps_its_slot_and_is_told(manager: SessionManager) -> None:
+def _fail_as_no_backend_may(*_: Any) -> Any:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("fail", "expected", "said"),
+    [
+        (_fail, LifecycleError, "does not answer"),
+        (_fail_as_no_backend_may, ExecError, "could not be ended: OSError"),
+    ],
+)
+def test_one_that_does_not_die_keeps_its_slot_and_is_told(
+    manager: SessionManager, fail: Any, expected: type[Exception], said: str
+) -> None:
     """What it holds in the kernel is there still; its session is over all the same."""
     live = new(manager)
     terminate = live.inner.terminate
-    live.inner.terminate = _fail  # type: ignore[method-assign]
-    with pytest.raises(LifecycleError):
+    live.inner.terminate = fail  # type: ignore[method-assign]
+    with pytest.raises(expected, match=said):
         manager.terminate(live.id)
 
     assert (1, [live.sandbox_id]) == (manager.slots.taken, [*manager.maker.undying])
