@@ -115,3 +115,24 @@ def test_a_message_is_as_long_as_the_template_has_room_and_leaves_nothing(
             assert (b"C", template.MESSAGE_BYTES) == (said, os.fstat(sent).st_size)
             os.close(sent)
         assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_filter_that_asks_lets_callers_be_killed_and_a_program_is_opened_through_no_link() -> (
+    None
+):
+    made: Any = _Copy.__new__(_Copy)
+    made.steps, made.secrets, made.listener = steps.Steps(0), bytearray(), 70
+    made.steps.begin("only")
+    made.template, made.plan = SimpleNamespace(secrets=1 << 12), {"connects": False}
+    source: Any = SimpleNamespace(
+        parent=None, exe="/bin/true", auxv=b"", memory_map=list(range(10)), brk=5
+    )
+    made.tree = SimpleNamespace(root=source)
+    made._ask_of_pid_1()
+    made._describe_memory(source)
+
+    seccomp, openat2, set_filter, new_listener, killable = 317, 437, 1, 8, 32
+    calls = {each[0]: each for each in made.steps._now}
+    assert (set_filter, new_listener | killable) == calls[seccomp][1:3]
+    how = struct.unpack_from("=QQQ", made.steps._data, calls[openat2][3])
+    assert (os.O_RDONLY | os.O_CLOEXEC, 0, 0x04 | 0x02) == how
