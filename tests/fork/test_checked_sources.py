@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,6 +331,9 @@ def with_child(parent: str, child: str) -> Iterator[str]:
         finally:
             made.release()
             made.drop()
+            # The end of its parent does not kill what is another user's.
+            for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                os.kill(int(each), signal.SIGKILL)
         yield told
 
 
