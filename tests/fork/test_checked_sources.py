@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from ringfence.launcher.live import frames, source
+from ringfence.launcher.live import descriptors, frames, source
 from ringfence.launcher.live.sockets import CannotCopy
 from ringfence.launcher.live.source import Source
 from ringfence.launcher.live.steps import CODE
+from ringfence.launcher.live.template import Template
 from ringfence.launcher.live.tree import Tree
 from ringfence.linux import libc, ptrace, tracing
+from tests.native.outside import until
+from tests.unit.linux.child import result_of
 
 pytestmark = pytest.mark.skipif(
     libc.MACHINE != "x86_64", reason="processes are copied on x86-64 only"
@@ -73,13 +76,13 @@ def running(body: str, **how: Any) -> Iterator[int]:
         yield pid
 
 
-def descriptors() -> set[str]:
+def opened_here() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[Source]:
-    before, opened = descriptors(), dict[tuple[int, int], int]()
+    before, opened = opened_here(), dict[tuple[int, int], int]()
     made = Source(pid, None, opened)
     try:
         made.stop()
@@ -90,7 +93,7 @@ def stopped(pid: int) -> Iterator[Source]:
         for fd in opened.values():
             if fd >= 0:
                 os.close(fd)
-        assert before == descriptors()
+        assert before == opened_here()
 
 
 @pytest.fixture(autouse=True)
@@ -362,3 +365,60 @@ def test_children_are_of_the_same_user_and_in_the_same_namespaces(child: str, re
     with with_child("as_a_program()", child) as told:
         assert bool(reason) == bool(told)
         assert told.endswith(reason)
+
+
+@pytest.mark.root
+def test_a_template_holds_its_socket_alone() -> None:
+    """It says that it is ready just before."""
+    with running(
+        "as_a_program(); tell()", stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as pid:
+        made = Tree(pid, [os.stat(f"/proc/{pid}/fd/1").st_ino], {})
+        try:
+            made.stop()
+            template = Template(made)
+            try:
+                assert until(lambda: 1 == len(os.listdir(f"/proc/{template.pid}/fd")))
+            finally:
+                template.close()
+        finally:
+            made.release()
+            made.drop()
+
+
+def test_a_file_that_the_helper_may_not_look_for_is_left_to_the_copy(tmp_path: Path) -> None:
+    """Behind a directory that its user has closed, which programs inside may enter no more than it."""
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        (tmp_path / name / "other").touch()
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    status = {name: os.stat(tmp_path / name / "file") for name in ("closed", "open")}
+    for each in (tmp_path, tmp_path / "open"):
+        each.chmod(0o755)
+    (tmp_path / "closed").chmod(0)
+
+    def told() -> list[str]:
+        if os.geteuid() == 0:
+            os.seteuid(23456)
+        found = []
+        for name, file in (
+            ("closed", "other"),
+            ("open", "other"),
+            ("open", "file"),
+            ("open", "no"),
+        ):
+            try:
+                descriptors.require_file(root, f"/{name}/{file}", status[name], "it")
+                found.append("")
+            except CannotCopy as exc:
+                found.append(str(exc))
+        return found
+
+    told_there = result_of(told)
+    (tmp_path / "closed").chmod(0o700)
+    os.close(root)
+    assert [
+        "", "it is not the file at /open/other", "",
+        "it is not at /open/no: openat2: No such file or directory",
+    ] == told_there  # fmt: skip
