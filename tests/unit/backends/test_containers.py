@@ -329,7 +329,7 @@ class TestImages:
         assert [] == problems
         found = self.entries(content)
         assert {4000} == {each.uid for path, each in found.items()} | {4000}
-        assert {4000} == {each.uid for each in found.values()}
+        assert {(4000, 4000)} == {(each.uid, each.gid) for each in found.values()}
         assert {""} == {name for each in found.values() for name in (each.uname, each.gname)}
         assert 0 == found[runtime.PRELOAD].size
         assert stat.S_IMODE(found["/bin"].mode) == 0o4755
