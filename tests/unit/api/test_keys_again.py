@@ -118,6 +118,21 @@ async def test_a_request_that_swallows_its_cut_is_cut_again(
     await waiting.end()
 
 
+async def test_a_request_that_was_cut_has_seconds_to_end_before_it_is_cut_again(
+    authenticator: Authenticator,
+) -> None:
+    waiting = Waiting(authenticator)
+    caller = opened(authenticator)
+    cut = await waiting.begin(caller, swallows=True)
+    authenticator.remove(caller.key, OPS, this_key=False)
+    waiting.requests.look()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert 1 == cut.cancelling()
+    assert waiting.requests._due - asyncio.get_running_loop().time() > 1.0
+    await waiting.end()
+
+
 @pytest.mark.parametrize("is_near_first", [True, False])
 async def test_the_key_that_ends_first_is_looked_at_first(
     is_near_first: bool, authenticator: Authenticator
