@@ -99,17 +99,37 @@ def test_all_ends_with_a_maker_that_is_killed() -> None:
     assert before == left_behind()
 
 
-def test_a_user_with_a_range_of_ids_starts_one_too(tmp_path: Path) -> None:
+SHOWS_MORE = """
+import sys
+from dataclasses import replace
+from ringfence import Sandbox
+from ringfence.backends.command.backend import CommandBackend
+from ringfence.backends.command.lxc import lxc
+shown = sys.argv[1]
+backend = CommandBackend(replace(lxc(), shows=(shown,)))
+with Sandbox.create(backend=backend) as sandbox:
+    print(sandbox.exec(["id", "-u"]).text, end="")
+    assert sandbox.exec(["test", "-d", shown + "/ringfence"]).ok
+print("enforced enforced enforced")
+"""
+
+
+@pytest.mark.parametrize("script", [CREATES, SHOWS_MORE], ids=["template", "shows more"])
+def test_a_user_with_a_range_of_ids_starts_one_too(tmp_path: Path, script: str) -> None:
+    """Of the directories that LXC makes as the container's root, none is left."""
     require("id ranges")
     source = package_for_others(tmp_path)
-    asked = [*AS_RANGED, PYTHON, "-B", "-c", CREATES]
+    asked = [*AS_RANGED, PYTHON, "-B", "-c", script, str(source)]
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(source)}
+    place = f"/var/tmp/.ringfence-{RANGED_UID}/*"
+    before = glob.glob(place)
 
     done = subprocess.run(
         asked, env=environment, cwd="/", input="", capture_output=True, check=False, text=True
     )
 
     assert ("1000\nenforced enforced enforced\n", "") == (done.stdout, done.stderr)
+    assert {*glob.glob(place)} <= {*before}
 
 
 def test_a_user_without_a_range_is_told_why_and_what_to_do(tmp_path: Path) -> None:

@@ -536,12 +536,12 @@ class TestUnderBubblewrap:
         assert ["freeze", "thaw"] == done
 
     def test_one_that_has_ended_says_so_before_it_says_that_nobody_connects(self) -> None:
-        def asleep() -> None:
+        def ended() -> None:
             raise LifecycleError("it has ended")
 
         launcher = Launcher("mine", ("x",), lacks={can.CONNECT: "nobody may"})
         backend: Any = SimpleNamespace(launcher=launcher, name="mine")
-        one: Any = SimpleNamespace(owner=backend, backend=backend, require_awake=asleep)
+        one: Any = SimpleNamespace(owner=backend, backend=backend, require_awake=ended)
         with pytest.raises(LifecycleError, match="it has ended"):
             CommandSandbox.connect(one, 80)
         one.require_awake = lambda: None

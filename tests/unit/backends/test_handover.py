@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.native.outside import open_count
 from tests.waiting import readable
 
 from ringfence.backends.local import journal
@@ -109,7 +110,7 @@ def _opened() -> int:
 
 
 def test_copies_of_a_network_are_as_old_as_the_network_and_end_with_the_sandbox() -> None:
-    kept, before = _Kept(), _opened()
+    kept, before = _Kept(), open_count()
     handover = _handover(None, kept)
     sandbox: Any = _Sandbox("one")
     handover.change_network(sandbox, [])
@@ -170,7 +171,7 @@ def test_what_is_given_while_the_fd_store_is_killed_is_given_to_the_next_one(
 
 @pytest.mark.parametrize("started", [0, 1])
 def test_a_later_process_of_the_zygotes_number_is_not_taken_for_it(started: int) -> None:
-    before = _opened()
+    before = open_count()
     item = Item("", "zygote", (os.getpid(), started), [os.dup(0)])
     assert module._zygote_from(item) is None
     assert before == _opened()
@@ -235,7 +236,7 @@ def _left_behind(fd: int) -> list[Item]:
 def test_ids_are_given_again_only_where_nobody_with_one_has_yet_to_die(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    before = _opened()
+    before = open_count()
     earlier, kept = _Earlier(monkeypatch, said), _Kept(*_left_behind(0))
     runs = {
         each: SimpleNamespace(
@@ -269,7 +270,7 @@ class _Weak:
 def test_of_a_zygote_that_has_just_died_nothing_is_gone_on_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = _opened()
+    before = open_count()
     fd = os.dup(0)
     earlier = _Earlier(monkeypatch, SandboxLost("gone"))
     kept = _Kept(*_left_behind(fd))
@@ -304,7 +305,7 @@ def test_all_locks_travel_in_messages_that_hold_them() -> None:
 def test_an_exec_has_its_streams_its_pipe_and_its_agent_again(
     uid: int | None, has_pipe: bool
 ) -> None:
-    before = _opened()
+    before = open_count()
     ours, theirs = wire.socketpair()
     control, agent = wire.socketpair()
     sandbox: Any = SimpleNamespace(

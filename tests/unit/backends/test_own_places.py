@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.strangers import let_others_in
 
-from ringfence.backends.local.host.own_places import own_directory, place_in
+from ringfence.backends.local.host.own_places import own_directory, place_in, remove_tree
 from ringfence.errors import IsolationError
 
 
@@ -79,3 +80,38 @@ def test_where_nothing_can_be_made_it_says_what_to_do(shared: Path) -> None:
     with pytest.raises(IsolationError) as refusal:
         place_in(str(shared / "file"), "place")
     assert refusal.value.hint
+
+
+@pytest.mark.root
+def test_empty_directories_of_another_user_are_removed_and_all_else_beside_full_ones(
+    tmp_path: Path,
+) -> None:
+    """A launcher that maps ids makes some as another user, in directories that are this one's."""
+    tree = tmp_path / "tree"
+    for name in ("root/a/b", "root/proc", "root/usr", "root/full/of", "root/z"):
+        (tree / name).mkdir(parents=True)
+    for name in ("root/a/file", "root/x", "lock"):
+        (tree / name).write_text("")
+    for path in (tmp_path, tree, *tree.rglob("*")):
+        os.chown(path, 23456, 23456)
+    for name in ("root/proc", "root/usr", "root/full", "root/full/of"):
+        os.chown(tree / name, 200_000, 200_000)
+
+    let_others_in(tmp_path.parent)
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(23456, 23456, 23456)
+            os.setresuid(23456, 23456, 23456)
+            remove_tree(str(tree), last="lock")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert 0 == os.waitpid(child, 0)[1]
+
+    assert {"lock", "root", "root/full", "root/full/of"} == {
+        str(each.relative_to(tree)) for each in tree.rglob("*")
+    }
+    os.rmdir(tree / "root/full/of")
+    remove_tree(str(tree), last="lock")
+    assert not tree.exists()

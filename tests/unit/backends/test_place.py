@@ -131,14 +131,76 @@ def test_a_sweep_takes_what_was_left_and_neither_what_is_in_use_nor_what_is_anot
     os.close(left._lock)  # as the kernel does for a process that was killed
     (base / "other").mkdir()
     (base / "other" / "lock").touch()
-    (base / "ringfence-command-new").mkdir()  # it has no lock yet
+    (base / "ringfence-command-half").mkdir()  # its lock is gone: a removal was killed after that
+    (base / "ringfence-command-full" / "root").mkdir(parents=True)
     place.sweep()
-    kept = {os.path.basename(used.path), "other", "ringfence-command-new"}
+    kept = {os.path.basename(used.path), "other", "ringfence-command-full"}
     assert kept == {*os.listdir(base)}
     assert Path(used.path, "agent").is_dir()
     assert before + 1 == _descriptors()
     used.remove()
     assert before == _descriptors()
+
+
+def test_one_that_is_swept_before_it_has_a_lock_is_made_anew(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, swept, real = _descriptors(), list[str](), os.open
+
+    def sweep_first(path: Any, *args: Any, **options: Any) -> int:
+        if str(path).endswith("/lock") and not swept:
+            swept.append(str(path))
+            place.sweep()
+            assert [] == os.listdir(base), "the control"
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", sweep_first)
+        made = _made()
+    assert [os.path.basename(made.path)] == os.listdir(base)
+    assert swept[0] != f"{made.path}/lock"
+    made.remove()
+    assert ([], before) == (os.listdir(base), _descriptors())
+
+
+def test_of_half_a_removal_a_sweep_does_the_rest(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is removed first: the lock, by which a sweep knows it, goes last."""
+    made, steps = _made(), 0
+    real = os.unlink
+
+    def killed(name: Any, *args: Any, **options: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == at:
+            raise KeyboardInterrupt
+        real(name, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)
+        for at in range(1, 1000):
+            steps, lock = 0, os.dup(made._lock)
+            try:
+                place.remove_locked(made.path, lock)
+            except KeyboardInterrupt:
+                os.close(lock)
+            assert not os.path.exists(made.path) or "lock" in os.listdir(made.path), at
+            if steps < at:
+                break
+    assert at > 5, "the control: it was broken off before"
+    assert [] == os.listdir(base)
+    os.close(made._lock)
+    again = _made()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)
+        at, steps = 3, 0
+        with pytest.raises(KeyboardInterrupt):
+            again.remove()
+    os.close(again._lock)
+    assert "lock" in os.listdir(again.path)
+    place.sweep()
+    assert [] == os.listdir(base)
 
 
 def test_the_place_of_all_can_be_passed_through_and_not_listed(

@@ -70,12 +70,17 @@ class LxcLauncher(Launcher):
         owner = int(words["host_id"])
         root = owner + 1 if host().trusted_root else _subordinate_id()
         os.mkdir(f"{words['own']}/root", 0o755)
+        mounts = _mounts(words, shown, isolated=isolated)
+        if not host().trusted_root:
+            # LXC makes what is missing as the container's root, whom we could not empty it of.
+            for _source, target, *_ in mounts:
+                _make_parents(words["root"], target)
         with open(f"{words['own']}/config", "x", encoding="utf-8") as file:
             file.write(_CONFIG.format(**words))
             for kind in "ug":
                 file.write(f"lxc.idmap = {kind} 0 {root} 1\n")
                 file.write(f"lxc.idmap = {kind} {words['uid']} {owner} 1\n")
-            file.writelines(_mount(*each) for each in _mounts(words, shown, isolated=isolated))
+            file.writelines(_mount(*each) for each in mounts)
 
     def environment(self, words: Mapping[str, str]) -> dict[str, str]:
         """Its lock files go to its own directory, also where it would look for them below a home."""
@@ -135,6 +140,17 @@ def _mounts(
             else:
                 found.append(("/dev/null", path, "none", "bind"))
     return found
+
+
+def _make_parents(root: str, target: str) -> None:
+    """Make the directories above `target`, up to a link: what is below one is in a mount."""
+    path = root
+    for name in target.split("/")[1:-1]:
+        path = f"{path}/{name}"
+        if os.path.islink(path):
+            return
+        if not os.path.isdir(path):
+            os.mkdir(path, 0o755)
 
 
 def _mounts_in(source: str) -> list[str]:

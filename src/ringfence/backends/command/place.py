@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 
 from ...errors import IsolationError
 from ..local.agents import agent_code
@@ -100,8 +101,7 @@ class Place:
 
     def remove(self) -> None:
         """Precondition: nothing runs any more that could write here."""
-        os.close(self._lock)
-        remove_tree(self.path)
+        remove_locked(self.path, self._lock)
 
 
 def _shown(step: tuple[Any, ...], trees: list[Any]) -> tuple[str, str]:
@@ -122,6 +122,8 @@ def make_locked() -> tuple[str, int]:
             # A sweep in between had the lock first, and took the directory for one left behind.
             if os.fstat(lock).st_nlink:
                 return path, lock
+        except FileNotFoundError:
+            continue  # it was swept when it was still empty
         except BaseException:
             # Without a lock in it no sweep would ever remove it.
             shutil.rmtree(path, ignore_errors=True)
@@ -129,6 +131,12 @@ def make_locked() -> tuple[str, int]:
                 os.close(lock)
             raise
         os.close(lock)
+
+
+def remove_locked(path: str, lock: int) -> None:
+    """Remove a directory and close its lock, which goes last: of half a removal a sweep does the rest."""
+    remove_tree(path, last=_LOCK)
+    os.close(lock)
 
 
 def sweep() -> None:
@@ -143,11 +151,12 @@ def sweep() -> None:
         try:
             lock = os.open(f"{top}/{name}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # it is just being made, or removed
+            with suppress(OSError):  # it is just being made, or removed, and only then empty
+                os.rmdir(f"{top}/{name}")
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(f"{top}/{name}")
         except BlockingIOError:
-            pass
-        finally:
             os.close(lock)
+        else:
+            remove_locked(f"{top}/{name}", lock)

@@ -7,9 +7,8 @@ import os
 from ...errors import InvalidRequest
 from ...model.mount import MEMORY_DIR, OUTPUTS_DIR
 from ...policy.trust import DIRECTORY
-from ..command.place import make_locked
+from ..command.place import make_locked, remove_locked
 from ..local.host.facts import host
-from ..local.host.own_places import remove_tree
 from ..local.mounts import template
 
 TYPE_CHECKING = False
@@ -143,5 +142,4 @@ class Place:
 
     def remove(self) -> None:
         """Precondition: nothing runs any more that could write here."""
-        os.close(self._lock)
-        remove_tree(self.path)
+        remove_locked(self.path, self._lock)

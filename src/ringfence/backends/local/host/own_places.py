@@ -64,8 +64,11 @@ def _in_its_stead(shared: str, name: str, mode: int) -> list[str]:
     return [path for each in names if own_directory(path := os.path.join(shared, each), mode)]
 
 
-def remove_tree(path: str) -> None:
+def remove_tree(path: str, last: str = "") -> None:
     """Remove a directory in which a guest made what it liked; what cannot be removed stays.
+
+    Args:
+        last: A file in it that is removed when all else is gone, and stays if anything else does.
 
     Each directory in it is moved up to its top before it is emptied: shutil.rmtree calls itself for every
     level, and below a thousand of them it ends with RecursionError, of this start and of every later one.
@@ -76,9 +79,11 @@ def remove_tree(path: str) -> None:
         return
     numbers = itertools.count()
     try:
-        while names := os.listdir(top):
+        while names := [name for name in os.listdir(top) if name != last]:
             if not sum(_remove_level(top, name, numbers) for name in names):
                 break
+        if last and not names:
+            os.unlink(last, dir_fd=top)
     except OSError:
         pass  # as much as could be
     finally:
@@ -107,15 +112,34 @@ def _remove_level(top: int, name: str, numbers: Iterator[int]) -> bool:
     moved = False
     try:
         for each in os.listdir(inside):
-            try:
-                os.unlink(each, dir_fd=inside)
-            except IsADirectoryError:
-                files.chmod_nofollow(inside, each, 0o700)  # a directory's ".." is its own to change
-                os.rename(each, f".{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
-            moved = True
+            moved |= _take_out(inside, each, top, numbers)
         os.rmdir(name, dir_fd=top)
     except OSError:
         return moved
     finally:
         os.close(inside)
+    return True
+
+
+def _take_out(inside: int, name: str, top: int, numbers: Iterator[int]) -> bool:
+    """Unlink a file, or move a directory up to `top`; whether it is there no more."""
+    try:
+        os.unlink(name, dir_fd=inside)
+        return True
+    except IsADirectoryError:
+        pass
+    except OSError:
+        return False
+    try:
+        files.chmod_nofollow(inside, name, 0o700)  # a directory's ".." is its own to change
+        os.rename(name, f".{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
+    except OSError:
+        pass
+    else:
+        return True
+    try:
+        # Another user's, as a launcher makes them that maps ids: an empty one may be removed all the same.
+        os.rmdir(name, dir_fd=inside)
+    except OSError:
+        return False
     return True
